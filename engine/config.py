@@ -12,6 +12,7 @@ from .fieldnames import with_meant
 from .fleet.silence import SILENT_AFTER
 from .home import Home
 from .spec.cron import normalise
+from .spec.reading.units import size
 
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  #: of seconds or days; not NaN either
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
@@ -51,10 +52,15 @@ class Runners(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     telemetry_interval: Annotated[float, msgspec.Meta(ge=0.1, le=3600)] = 5.0  #: seconds between samples of each GPU
     checkpoints: str = ""  #: directory that all runners share, for the checkpoints of all jobs; empty: each keeps them in its home
     checkpoints_of_pools: dict[str, str] = {}  #: the same by pool
+    fetch_at_most: Annotated[str, msgspec.Meta(pattern=_MEMORY)] = "1GiB"  #: of a checkpoint that goes to another host; 0B: none does
 
     def shared(self, pool: str) -> str:
         """The directory that runners of a pool share, empty: none."""
         return self.checkpoints_of_pools.get(pool, self.checkpoints)
+
+    @property
+    def fetched_bytes(self) -> int:
+        return size(self.fetch_at_most)
 
 
 class Warm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

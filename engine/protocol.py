@@ -31,6 +31,8 @@ PathName = Annotated[str, msgspec.Meta(max_length=4096)]
 NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 NODE_FORM = "up to 100 letters, digits, '.', '_' and '-', beginning with a letter or digit"
 
+DIGEST = r"^[0-9a-f]{64}$"  #: SHA-256
+
 SERVER_SOCKET = "infer.sock"  #: of a lease that serves a model, in its run directory: a line of JSON in, a line out
 LONGEST_REQUEST = 1 << 20  #: bytes of such a line
 
@@ -39,6 +41,8 @@ VERSION = 1  #: of this protocol; a runner with another one is turned away with 
 HELLO, POLL, REPORT, LOG = "/v1/runner/hello", "/v1/runner/poll", "/v1/runner/report", "/v1/runner/log"
 LAST_LOG = "/v1/runner/last_log"
 ENV_PILOT = "STOKER_PILOT"  #: in the environment of a runner that a batch job starts: `Hello.pilot`
+BUNDLE_PIECE, BUNDLE = "/v1/runner/bundle_piece", "/v1/runner/bundle"
+CHECKPOINT_SENT = "/v1/runner/checkpoint_sent"
 
 
 class GpuInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +88,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     place: Name | None = None  #: name of its home as a place of checkpoints; None: its version does not tell
     leaves_in: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None  #: seconds until it hands its node back; None: it does not
     pilot: Name | None = None  #: ENGINE/CLUSTER/JOB/HOST of the batch job that it is part of and ends with; None: of none
+    #: of a checkpoint, that it fetches from other hosts or sends there, as the daemon says; None: its version does neither
+    fetch_at_most: Count | None = None
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +111,15 @@ class Poll(msgspec.Struct, frozen=True, kw_only=True):
     version: int  #: of the last answer; the daemon holds the request until it has another, or ``wait`` is over
     wait: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
     sends_logs: bool = False  #: it answers the ``logs`` of `Assignments`
+
+
+class Fetch(msgspec.Struct, frozen=True, kw_only=True):
+    """The checkpoints of a job lie on another host; it begins with them, or not at all."""
+
+    lies: str  #: which ones and where, in words
+    digest: str = ""  #: by which the daemon has them; empty: it has not, and has asked for them
+    size: int = 0  #: bytes, 0: not known
+    refused: str = ""  #: why they will not come
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +146,54 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     input: str | None = None  #: owner and name of the group of jobs with which it shares its input
     hosts: int = 1  #: over which the gang goes: its nodes, but for those on one host
     checkpoints: str | None = None  #: directory of its checkpoints, None: in the home of the runner
+    fetch: Fetch | None = None  #: what it is to begin with, None: what is in that directory
+
+
+class SendCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """The daemon wants the checkpoints of a job that lie on this node."""
+
+    job: int
+    after: int  #: number of the last lease that has ended; another one may have saved more since
+    checkpoints: str | None = None  #: directory as in `Assignment`
+    at_most: int = 0  #: bytes
+
+
+class CheckpointSent(msgspec.Struct, frozen=True, kw_only=True):
+    """A runner has sent the checkpoints of a job, or can not."""
+
+    node: str
+    session: int
+    job: Count
+    after: Count  #: as asked for
+    digest: Annotated[str, msgspec.Meta(pattern=DIGEST)] | None = None
+    refused: Words = ""
+
+
+class BundlePiece(msgspec.Struct, frozen=True, kw_only=True):
+    """Some of a tar; none of it asks how much is there."""
+
+    digest: Annotated[str, msgspec.Meta(pattern=DIGEST)]
+    node: str = ""
+    session: int = 0
+    offset: Count = 0
+    data: bytes = b""
+    last: bool = False
+
+
+class BundleKept(msgspec.Struct, frozen=True, kw_only=True):
+    """What the daemon has of a tar."""
+
+    bytes: int
+    whole: bool
+
+
+class BundleWanted(msgspec.Struct, frozen=True, kw_only=True):
+    """A runner wants some of a tar, from ``offset`` on; answered with the bytes, with none where it ends."""
+
+    node: str
+    session: int
+    digest: Annotated[str, msgspec.Meta(pattern=DIGEST)]
+    offset: Count = 0
 
 
 class LogRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,6 +241,7 @@ class Assignments(msgspec.Struct, frozen=True, kw_only=True):
     logs: list[LogRequest] = []
     warm: list[str] = []  #: backbones whose fork servers are kept, whether they are used or not
     draining: bool = False  #: nothing new comes: what was loaded for jobs to come is of no use
+    send: list[SendCheckpoint] = []  #: until they are sent
 
 
 Outcome = Literal["completed", "failed", "stopped", "oom", "hang", "lost", "start-failed", "unkillable"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...policies.contract import SWITCHED
 from .. import format as fmt
-from ..hosts.places import lacks, places_of
+from ..hosts.places import Saved, checkpoint, lacks, places_of
 from ..jobs.leases import EXCLUSIVE
 from ..jobs.moves import WAITING
 from ..jobs.states import FINAL, State
@@ -50,6 +50,7 @@ def explain(
         "summary": _summary(row, waiting)
         + _never_joined(store, row, waiting)
         + _place(store, row, waiting)
+        + _fetching(store, row)
         + _guard(waiting, held)
         + (f"; {ahead['words']}" if ahead else "")
         + _unpacked(store, kept)
@@ -107,7 +108,21 @@ def _place(store: Store, row: dict[str, Any], waiting: dict[str, Any] | None) ->
         return lacked
     steps = dict(store.rows("policy/saved_steps", [job]))
     words = places.lies(found[0][1], steps.get(job))
-    return f"; {words if job == row['id'] else f'it begins with job {job}: {words}'}{lacked}"
+    if job != row["id"]:
+        return f"; it begins with job {job}: {words}{lacked}"
+    size = math.nan if row["saved_bytes"] is None else row["saved_bytes"]
+    return f"; {words}{places.stays(Saved(found[0][1], size=size, not_sent=row['not_sent']))}{lacked}"
+
+
+def _fetching(store: Store, row: dict[str, Any]) -> str:
+    """Of a job that has not begun: the checkpoint that it fetches."""
+    if row["state"] not in (State.ASSIGNED, State.STARTING) or row["place"] is None:
+        return ""
+    places = places_of(store.rows("policy/nodes"))
+    if all(row["place"] in places.reads[node] for (node,) in store.rows("api/nodes_of_lease", row["lease_id"])):
+        return ""
+    step = dict(store.rows("policy/saved_steps", [row["id"]])).get(row["id"])
+    return f"; fetches {checkpoint(step)} from {places.hosts(row['place'])}{' by the daemon, which has it' if row['bundle'] else ''}"
 
 
 def _leaving(store: Store, row: dict[str, Any]) -> str:

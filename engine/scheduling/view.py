@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...policies.contract import Bools, Demand, Floats, Gpus, Ints, Jobs, Nodes, Phase, View
-from ..hosts.places import closed, places_of, reason
+from ..hosts.places import Saved, closed, places_of, reason
 from ..store.sqlfiles import sql
 from .measured_profiles import profiles_of, slowdowns_of
 from .overheads import Overheads
@@ -77,7 +77,7 @@ class _Read:
     nodes: Columns
     servers: Servers  #: nothing is asked where no GPU is in a pool of a backbone
     ineligible: list[tuple[int, str, str]]
-    saved: dict[int, str]  #: places of checkpoints, by row of the job that has one or is to begin with one
+    saved: dict[int, Saved]  #: checkpoints, by row of the job that has one or is to begin with one
     steps: dict[int, int]  #: at which these were saved, by job, where they may lie out of reach
 
 
@@ -85,9 +85,11 @@ def _within_places(found: Snapshot, seen: _Read) -> Snapshot:
     """With the nodes on which each job may start; without jobs that wait for a place that is not there."""
     if not seen.saved and not any(seen.jobs["excluded"]):
         return found
-    places = places_of(zip(*(seen.nodes[name] for name in ("id", "state", "places")), strict=True))
+    places = places_of(zip(*(seen.nodes[name] for name in ("id", "state", "places", "fetch_at_most")), strict=True))
     view = found.view
-    where = closed(seen.jobs, view.jobs.gpu_memory, seen.saved, view.gpus, view.nodes, places)
+    free = np.ones(len(view.gpus), dtype=bool)
+    free[view.jobs.alloc_gpus] = False
+    where = closed(seen.jobs, view.jobs.gpu_memory, seen.saved, view.gpus, view.nodes, places, free)
     if where.need is None:
         return found
     ids, excluded = view.jobs.id, seen.jobs["excluded"]
@@ -151,11 +153,16 @@ def _read(con: duckdb.DuckDBPyConnection, pool: str, now: float) -> _Read:
 def _saved(con: duckdb.DuckDBPyConnection, jobs: Columns) -> dict[str, Any]:
     """Checkpoints of the jobs: own ones, and of others with which they are to begin. In most pools there is but one place."""
     source = floats(jobs["begin_from"])
-    saved = {row: str(place) for row, place in enumerate(jobs["place"]) if place is not None}
+    sizes, not_sent = floats(jobs["saved_bytes"]), jobs["not_sent"]
+    saved = {
+        row: Saved(str(place), size=float(sizes[row]), handed_on=bool(jobs["handed_on"][row]), not_sent=not_sent[row])
+        for row, place in enumerate(jobs["place"])
+        if place is not None
+    }
     begins = {row: int(source[row]) for row in np.flatnonzero(~np.isnan(source)).tolist() if row not in saved}
     wanted = sorted(set(begins.values()))
     of = dict(con.execute(sql("policy/places_of_jobs"), [wanted]).fetchall()) if wanted else {}
-    saved |= {row: of[job] for row, job in begins.items() if job in of}
+    saved |= {row: Saved(of[job], own=False) for row, job in begins.items() if job in of}
     owners = [int(jobs["id"][row]) for row in saved if not jobs["lease_id"][row]]
     steps = dict(con.execute(sql("policy/saved_steps"), [owners]).fetchall()) if owners else {}
     return {"saved": saved, "steps": steps}

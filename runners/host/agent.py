@@ -21,7 +21,6 @@ import fcntl
 import logging
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -41,9 +40,11 @@ from ...engine.home import Home
 from ...engine.protocol import ENV_PILOT, NODE, NODE_FORM, VERSION, Assignment, Assignments, ForkServer, Hello, JobFiles, Sample, Welcome
 from ...engine.streams import steady_stderr
 from ..backbones.hub_directory import ENV_DOWNLOAD
+from ..handover.handover import Handover
 from ..kept_files import kept_files
 from ..network.addresses import LOOPBACK, address_towards, require_own, with_free_port
 from ..network.probe import own_place, shared_place
+from ..old_files import KEEP_LOGS, KEEP_REPORTS, clean
 from ..share.input_groups import InputGroups
 from ..share.slot_turns import SlotTurns, Taking
 from ..worker.server_names import place_of
@@ -54,7 +55,7 @@ from .gpus import Devices, find
 from .health import Health
 from .launch import CannotStart, field_of_memory, prepare
 from .link import Outbox, Poller, greet
-from .report_tail import Acked, ranks
+from .report_tail import Acked
 from .rundir import RunDir
 from .runs import Phase, Run, survivors_of
 from .sent_logs import LogSender, is_owed
@@ -81,8 +82,8 @@ class Options:
     node: str
     pool: str = "default"
     address: str = LOOPBACK  #: at which ranks on other nodes reach this one
-    keep_reports: float = 86400.0  #: seconds after the end of a lease for which its raw reports are kept
-    keep_logs: float = 30 * 86400.0
+    keep_reports: float = KEEP_REPORTS  #: seconds after the end of a lease for which its raw reports are kept
+    keep_logs: float = KEEP_LOGS
     hand_back: bool = False  #: told to leave it stops its jobs first
     until: float | None = None  #: when it does so by itself (boot clock of the host), so that its jobs have left by then
     warm: Literal["auto", "off"] | None = None  #: auto: jobs of recipes and entrypoints start by fork; None: as the daemon says
@@ -109,6 +110,7 @@ class Agent:
         self.health = Health(devices)
         self.place = own_place(options.home)
         self._logs: LogSender | None = None
+        self._handover: Handover | None = None
         self._closed: list[RunDir] = []  #: leases of the last day whose end was told before this agent began
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
@@ -140,10 +142,12 @@ class Agent:
             for directory in self._closed:  # ended under an agent that may not have sent their logs
                 logs.ended(directory)
             poller = Poller(self._client(), self.options.node, welcome, self.wake, logs.want)
+            self._handover = Handover(self._client, self.options.home, self.options.node, welcome.session, self.wake)
+            self._handover.start()
             logs.start()
             poller.start()
             try:
-                self._serve(welcome, outbox, poller)
+                self._serve(welcome, outbox, poller, logs)
             except Stale as error:
                 raise Stale(f"this runner leaves, its jobs go on: another one has taken node {self.options.node!r} ({error})") from None
             finally:
@@ -182,7 +186,7 @@ class Agent:
         self._wait(seconds)
         return not (self.leaving or (self.handed_back and not self.runs))
 
-    def _serve(self, welcome: Welcome, outbox: Outbox, poller: Poller) -> None:
+    def _serve(self, welcome: Welcome, outbox: Outbox, poller: Poller, logs: LogSender) -> None:
         announced = False
         while not self.leaving:
             answer = poller.take()
@@ -197,11 +201,22 @@ class Agent:
             self._watch(welcome, outbox)
             told = outbox.flush(self.runs.values())
             self._forget_closed()
-            if self.handed_back and told and not self.runs:
-                return
-            if self.shutdown == "stop" and told and not self.runs and not self.desired:
+            ends = self.handed_back or (self.shutdown == "stop" and not self.desired)
+            if ends and told and not self.runs and self._all_sent(outbox, logs):
                 return
             self._sleep(outbox)
+
+    def _all_sent(self, outbox: Outbox, logs: LogSender) -> bool:
+        """Whether the daemon, which knows that nothing runs here any more, wants no checkpoints of a node that is handed back."""
+        try:
+            answer = outbox.ask()
+        except StokerError as error:
+            log.warning("%s; what lies here stays here", error, extra={"action": "unreachable"})
+            return True
+        self._want(answer)
+        for request in answer.logs:
+            logs.want(request)
+        return not answer.send
 
     def _say_goodbye(self, outbox: Outbox) -> None:
         """The last report. ``left`` only when nothing runs: the daemon must not give up workers that live on."""
@@ -253,6 +268,7 @@ class Agent:
             gpus=list(self.health.noted.values()),
             leases=sorted(self.runs),
             place=self.place,
+            fetch_at_most=0,
             leaves_in=None if self.options.until is None else max(self.options.until - identity.boot_clock(), 0.0),
             pilot=os.environ.get(ENV_PILOT) or None,
         )
@@ -283,6 +299,8 @@ class Agent:
         self.desired = {assignment.lease: assignment for assignment in answer.leases}
         self.warm.draining = answer.draining
         self.warm.keep(answer.warm)
+        if self._handover is not None:
+            self._handover.send(answer.send)
         for lease, assignment in self.desired.items():
             if (known := self.runs.get(lease)) is not None:
                 known.adjust(assignment)
@@ -349,6 +367,8 @@ class Agent:
             run.fail("start-failed", words, host_at_fault=True)
             return
         if self._is_held(run) or (run.assignment.nodes > 1 and not run.assignment.rendezvous):
+            return
+        if run.assignment.fetch is not None and not (self._handover and self._handover.has_come(run)):
             return
         if (refusal := self._refusal(run)) is not None:
             # The GPU gets a moment: the driver frees memory after the process has ended, not with it.
@@ -428,7 +448,7 @@ class Agent:
             self._sample(outbox, now)
         if now >= self._clean_at:
             self._clean_at = now + _CLEAN
-            clean(self.options, set(self.runs))
+            clean(self.options.home, set(self.runs), keep_reports=self.options.keep_reports, keep_logs=self.options.keep_logs)
             if (files := kept_files(self.options.home)) != self._files_told:
                 outbox.files = self._files_told = files
 
@@ -506,7 +526,7 @@ class Agent:
         phases = {run.phase for run in self.runs.values()}
         if Phase.STARTING in phases:
             return _STARTING
-        if phases - {Phase.ENDED} or not all(run.settled for run in self.runs.values()):
+        if self.handed_back or phases - {Phase.ENDED} or not all(run.settled for run in self.runs.values()):
             return _BUSY
         until = now + _IDLE
         if self.options.until is not None:
@@ -518,33 +538,6 @@ class Agent:
         elif self.runs:
             return _BUSY  # more to tell than one report takes
         return max(0.0, until - now)
-
-
-def clean(options: Options, in_hand: set[int]) -> None:
-    """Remove what nobody needs of leases whose end has been acknowledged: first their raw reports, much later their logs."""
-    for directory in RunDir.find(options.home):
-        if directory.lease in in_hand:
-            continue
-        try:
-            age = time.time() - (directory.path / "acked.json").stat().st_mtime
-            if age < min(options.keep_reports, options.keep_logs) or not Acked.load(directory).closed:
-                continue
-            for rank in ranks(directory):
-                directory.reports(rank).unlink(missing_ok=True)
-            if age >= options.keep_logs:
-                shutil.rmtree(directory.path)
-                _remove_empty(directory)
-        except OSError:
-            continue
-
-
-def _remove_empty(directory: RunDir) -> None:
-    """The directory of a job of which nothing is left, neither checkpoints nor other leases."""
-    job = directory.path.parent
-    if {path.name for path in job.iterdir()} <= {directory.checkpoints.name}:
-        if directory.checkpoints.exists():
-            directory.checkpoints.rmdir()
-        job.rmdir()
 
 
 def _size(count: int) -> str:

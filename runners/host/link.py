@@ -165,6 +165,11 @@ class Outbox:
         """The daemon answers: what waits for it need not wait for its time."""
         self.retry_at = 0.0
 
+    def ask(self) -> Assignments:
+        """What the daemon wants at this moment."""
+        poll = Poll(node=self._node, session=self._session, version=-1, wait=0.0, sends_logs=True)
+        return msgspec.json.decode(self._client.post_raw(POLL, msgspec.json.encode(poll), timeout=_TIMEOUT), type=Assignments)
+
     def flush(self, runs: Iterable[Run], left: bool = False) -> bool:
         """Send what is new; answers whether the daemon has taken everything that there was at this moment."""
         if time.monotonic() < self.retry_at and not left:

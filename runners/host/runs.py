@@ -105,9 +105,11 @@ class Run:
         return run
 
     def adjust(self, now: Assignment) -> None:
-        """How it shares its GPUs from now on; of a gang, where its ranks meet, once its first node has told that."""
+        """How it shares its GPUs from now on; of a gang, where its ranks meet, once its first node has told that; what it begins with."""
         meeting = self.assignment.rendezvous or now.rendezvous
-        self.assignment = msgspec.structs.replace(self.assignment, share=now.share, priority=now.priority, rendezvous=meeting)
+        self.assignment = msgspec.structs.replace(
+            self.assignment, share=now.share, priority=now.priority, rendezvous=meeting, fetch=now.fetch
+        )
 
     def start(self, launch: Launch, forked: Forked | None = None) -> None:
         """Start the supervisor, unless a fork server was asked to. It outlives us: a session of its own, and nothing of ours open."""
