@@ -30,8 +30,9 @@ from ...policies.autosched.search import (
     search,
     without_idle,
 )
-from ...policies.autosched.search_space import Configuration, space_of
+from ...policies.autosched.search_space import Configuration, Space, space_of
 from ...policies.contract import Floats
+from ...policies.keys import make_config
 from ..hosts.ray_runners import connected
 from ..sim.simulation_error import SimulationError
 from .bounded_time import Hangs, bounded
@@ -65,7 +66,8 @@ class Request:
     """What is to be searched."""
 
     situation: Situation
-    in_force: Mapping[str, Any]  #: the whole configuration, defaults included
+    space: Space  #: the keys that are tuned, with their ranges
+    in_force: Configuration  #: the whole configuration, defaults included
     objective: str = "jct"
     trials: int = TRIALS
     seconds: float = SECONDS
@@ -74,12 +76,20 @@ class Request:
     spread: float = SPREAD
     first: tuple[Configuration, ...] = ()  #: those that are tried first, such as what was best before
     aggregate: bool = True
-    only: tuple[str, ...] = ()
-    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     model: CausalModel | None = None
     learn: Past | None = None  #: with no model: from which one is learnt first
     untold: Untold | None = None  #: from which the durations are predicted that nobody has told; None: they are as the situation says
     ray: str | None = None  #: head of the cluster of which trials are tasks; None: they are run where the search is
+
+    @classmethod
+    def of(
+        cls, situation: Situation, config: Mapping[str, Any], *given: Any, only: Sequence[str] = (),
+        ranges: Mapping[str, tuple[float, float]] | None = None, **more: Any,
+    ) -> Request:  # fmt: skip
+        """Of a configuration in force that may leave out defaults. Raises ValueError for a space that can't be."""
+        kind = registry.load(situation.policy).Config
+        in_force = dataclasses.asdict(make_config(kind, config))
+        return cls(situation, space_of(kind, in_force, only=only, ranges=ranges), in_force, *given, **more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +105,15 @@ class Answer:
 
 
 def find(request: Request, told: Callable[[int, Trial], None] = lambda number, trial: None) -> Answer:
-    """The search itself, in this process and thread. ValueError for a space that can't be, SearchFailed where nothing can be measured."""
+    """The search itself, in this process and thread. Raises SearchFailed where nothing can be measured."""
     with contextlib.nullcontext() if request.ray is None else connected(request.ray) as ray:
         return _find(request, told, None if ray is None else TrialsOnRay(ray, trial))
 
 
 def _find(request: Request, told: Callable[[int, Trial], None], elsewhere: TrialsOnRay | None) -> Answer:
     policy, ends_at = request.situation.policy, time.monotonic() + request.seconds
+    space, in_force = request.space, dict(request.in_force)
     situation, predictor, durations = _predicted(request)
-    in_force = dataclasses.asdict(registry.create(policy, request.in_force).config)  # type: ignore[attr-defined]
-    space = space_of(registry.load(policy).Config, in_force, only=request.only, ranges=request.ranges)
     tried = aggregated(situation) if request.aggregate else situation
     if not tried.jobs:
         raise Idle("no job is there or expected, so all configurations are alike")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import time
@@ -112,14 +111,12 @@ def _trace(app: App, given: Mapping[str, Any], only: tuple[str, ...], ranges: Ma
     if given["nodes"] is None or given["policy"] is None:
         raise UsageError("--trace: needs the cluster and the policy too, such as -n 4x8 -p tiresias")
     head = on_ray(given)
-    request, words = _request(app, given)
-    request = dataclasses.replace(request, only=only, ranges=ranges, ray=head)
+    request, words = _request(app, given, only, ranges)
+    request = dataclasses.replace(request, ray=head)
     note(words)
     started = time.monotonic()
     try:
         found = find_apart(request, _told(given["trials"]))
-    except ValueError as error:
-        raise UsageError(str(error)) from None
     except SearchFailed as error:
         raise StokerError(str(error)) from None
     value = {**summary_of(found, request), "simulated": True, "trace": given["trace"], "at": request.situation.view.now, "applied": False,
@@ -127,7 +124,7 @@ def _trace(app: App, given: Mapping[str, Any], only: tuple[str, ...], ranges: Ma
     return Answer(value, lambda: _show(value))
 
 
-def _request(app: App, given: Mapping[str, Any]) -> tuple[Request, str]:
+def _request(app: App, given: Mapping[str, Any], only: tuple[str, ...], ranges: Mapping[str, tuple[float, float]]) -> tuple[Request, str]:
     """The moment of the trace, and the words on what is expected then."""
     from ..autosched.learning import Past
     from ..autosched.moment_of_trace import DailyPredictor, situation_of, stand_at
@@ -157,10 +154,12 @@ def _request(app: App, given: Mapping[str, Any]) -> tuple[Request, str]:
     pools = {job.key: job.pool or "" for job in trace.jobs}
     vcs = [pools.get(key, "") for key in workload.key]
     situation, words = situation_of(simulation, choice.policy, Options(), DailyPredictor() if given["learn"] else None, vcs)
-    request = Request(situation, choice.config, given["objective"], given["trials"], seed=given["seed"])
-    if given["learn"]:
-        request = dataclasses.replace(request, learn=Past(workload, cluster, at))
-    return request, words
+    learn = Past(workload, cluster, at) if given["learn"] else None
+    asked = given["objective"], given["trials"]
+    try:
+        return Request.of(situation, choice.config, *asked, only=only, ranges=ranges, seed=given["seed"], learn=learn), words
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def _told(trials: int) -> Any:
