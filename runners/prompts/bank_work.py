@@ -16,18 +16,16 @@ import json
 import os
 import sys
 import time
-import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
-from ...engine.errors import Conflict, NotFound, StokerError, UsageError
-from ...engine.home import Home
+from ...engine.errors import NotFound, StokerError, UsageError
 from ..worker import script
 from ..worker.worker import NO_HOST_MEMORY
-from .lookup import lookup, most_scores, prompts_of
+from .lookup import lookup, most_scores, prompts_of, read_bank
 
 if TYPE_CHECKING:
     import numpy as np
@@ -116,7 +114,7 @@ def _tuned(request: Request, model: Model, answers: Answers) -> None:
 
 def _lookup(request: Request, model: Model, answers: Answers) -> None:
     began = time.monotonic()
-    bank = _load_bank(request, model)
+    bank = read_bank(Path(request.home), request.llm, model.name, *_which(model))
     score = model.scorer(request.data, request.samples, request.seed)
     texts, prompts, scored = bank["prompts"].tolist(), prompts_of(bank), 0
 
@@ -136,25 +134,6 @@ def _lookup(request: Request, model: Model, answers: Answers) -> None:
     answers.tell(
         candidates=sorted(given + rows, key=lambda row: float(str(row["score"]))), seconds=time.monotonic() - began, prompts=len(prompts)
     )
-
-
-def _load_bank(request: Request, model: Model) -> dict[str, Any]:
-    import numpy as np
-
-    path = Home(Path(request.home)).bank(model.name, *_which(model))
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
-            return dict(found)
-    except FileNotFoundError:
-        others = sorted(path.parents[2].glob(f"{model.name}@*/*/bank.npz"))
-        build = f"'stoker prompt bank build --llm {request.llm} --from FILE.jsonl' makes one"
-        if others:
-            there = ", ".join(f"{other.parents[1].name} ({other.parent.name})" for other in others)
-            here = f"{model.name}@{model.revision} ({model.tokenizer})"
-            raise Conflict(f"the bank is of {there}, and the LLM that is installed is {here}; features are never mixed: {build}") from None
-        raise NotFound(f"there is no bank of {request.llm} yet: {build}") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise StokerError(f"{path}: cannot be read ({error}); the daemon writes it again when it starts") from None
 
 
 def _which(model: Model) -> tuple[str, str]:

@@ -1,7 +1,8 @@
 """Where a tuning begins: the prompt that the bank gives, a text, tokens of the vocabulary, or numbers.
 
-The bank is used only if 20 % of the time until the deadline is at least the longest time of a lookup (002 ch. 4.4.3.4 and 4.5.2, read
-as in `lookup.fits`). The thesis takes 20 % of the whole SLO; what is left of it when the job starts is less, and what counts.
+The bank is used only if 20 % of the time until the deadline is at least the longest time of a lookup (002 ch. 4.4.3.4). 4.5.2 prints the
+opposite: a lookup where the budget does *not* surpass its overhead. The thesis takes 20 % of the whole SLO; here it is 20 % of what is left
+of it when the job starts.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import json
 import logging
 import os
 import time
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ...engine.errors import Conflict, NotFound, StokerError, UsageError
-from ...engine.home import Home
+from ...engine.errors import NotFound, StokerError, UsageError
 from ..backbones.pretrained import Llm
 from ..host.rundir import ENV_RUN_DIR
 from ..worker import script
 from . import soft_prompt
 from .labelled_samples import Samples
-from .lookup import BUDGET, lookup, most_scores, prompts_of
+from .lookup import BUDGET, lookup, most_scores, prompts_of, read_bank
 from .prompt_score import score
 
 if TYPE_CHECKING:
@@ -99,7 +98,12 @@ class Beginning:
 
     def _ask_bank(self) -> dict[str, Any]:
         """Look up, if there is time; the prompt, or why the bank was not used. Says so in the log and in metrics."""
-        bank = read_bank(self.home, self.llm)
+        if self.home is None:
+            raise NotFound("params.init: a bank is read by a job only, and this is none; give another, such as vocabulary")
+        try:
+            bank = read_bank(self.home, self.llm.name, self.llm.name, self.llm.revision, self.llm.tokens)
+        except StokerError as error:
+            raise type(error)(f"params.init: {error}; or give another params.init, such as vocabulary") from None
         texts, prompts, medoid = bank["prompts"].tolist(), prompts_of(bank), bank["medoid"]
         common, began = self.samples.common(self.score_samples, self.seed), self.clock()
         known: dict[int, float] = {}
@@ -145,28 +149,3 @@ def home_of_job() -> Path | None:
     """The home on this host that the job's run directory is in; None outside a job."""
     run_dir = os.environ.get(ENV_RUN_DIR)
     return Path(run_dir).parents[2] if run_dir else None
-
-
-def read_bank(home: Path | None, llm: Llm) -> dict[str, Any]:
-    """The bank of this LLM as the daemon has exported it. One line says what is wrong when it cannot be used."""
-    build = f"'stoker prompt bank build --llm {llm.name} --from FILE.jsonl' makes one; or give another params.init, such as vocabulary"
-    if home is None:
-        raise NotFound("params.init: a bank is read by a job only, and this is none; give another, such as vocabulary")
-    path = Home(home).bank(llm.name, llm.revision, llm.tokens)
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
-            bank = dict(found)
-    except FileNotFoundError:
-        if others := sorted(path.parents[2].glob(f"{llm.name}@*/*/bank.npz")):
-            there = ", ".join(f"{other.parents[1].name} ({other.parent.name})" for other in others)
-            raise Conflict(
-                f"params.init: the bank is of {there}, and the LLM here is {llm.key} ({llm.tokens}); they are never mixed: {build}"
-            ) from None
-        raise NotFound(f"params.init: there is no prompt bank of {llm.key} in {home}: {build}") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise StokerError(f"params.init: {path} cannot be read ({error}); the daemon writes it again when it starts") from None
-    if str(bank.get("llm")) != llm.key:
-        raise Conflict(f"params.init: {path} is of {bank.get('llm')}, and the LLM here is {llm.key}; they are never mixed: {build}")
-    if not len(bank["prompts"]):
-        raise NotFound(f"params.init: the prompt bank of {llm.key} is empty: {build}")
-    return bank

@@ -1,10 +1,15 @@
-"""Lookup in a prompt bank: the two layers of 002 ch. 4.4.3.2, and when a job may use them (4.4.3.4, 4.5.2)."""
+"""Lookup in a prompt bank, as the daemon exports it: two layers of prompts (002 ch. 4.4.3.2)."""
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ...engine.errors import Conflict, NotFound, StokerError
+from ...engine.home import Home
 
 if TYPE_CHECKING:
     import numpy as np
@@ -13,7 +18,7 @@ if TYPE_CHECKING:
     #: A text, or the vectors (tokens, hidden) of a prompt that was tuned.
     Prompt = str | NDArray[np.float32]
 
-BUDGET = 0.2  #: share of a deadline that a lookup may take
+BUDGET = 0.2  #: share of a deadline that a lookup may take (4.4.3.4)
 
 #: Rows of the bank → the score of each by equation 4.1; smaller is better.
 Score = Callable[[Sequence[int]], Sequence[float]]
@@ -42,6 +47,29 @@ def lookup(medoid: NDArray[np.int32], score: Score) -> list[Candidate]:
     return sorted(scored, key=_order)
 
 
+def read_bank(home: Path, asked: str, llm: str, revision: str, tokenizer: str) -> dict[str, Any]:
+    """The bank of this LLM as the daemon has exported it; ``asked``: how its user names the LLM. One line says why it cannot be used."""
+    import numpy as np
+
+    path, here = Home(home).bank(llm, revision, tokenizer), f"the LLM here is {llm}@{revision} ({tokenizer})"
+    build = f"'stoker prompt bank build --llm {asked} --from FILE.jsonl' makes one"
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
+            bank = dict(found)
+    except FileNotFoundError:
+        if others := sorted(path.parents[2].glob(f"{llm}@*/*/bank.npz")):
+            there = ", ".join(f"{other.parents[1].name} ({other.parent.name})" for other in others)
+            raise Conflict(f"the bank is of {there}, and {here}; they are never mixed: {build}") from None
+        raise NotFound(f"there is no prompt bank of {llm}@{revision} in {home}: {build}") from None
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise StokerError(f"{path} cannot be read ({error}); the daemon writes it again when it starts") from None
+    if str(bank.get("llm")) != f"{llm}@{revision}":
+        raise Conflict(f"{path} is of {bank.get('llm')}, and {here}; they are never mixed: {build}")
+    if not len(bank["prompts"]):
+        raise NotFound(f"the prompt bank of {llm}@{revision} is empty: {build}")
+    return bank
+
+
 def prompts_of(bank: Mapping[str, Any]) -> list[Prompt]:
     """What tunings begin with, a row of an exported bank each (`engine.prompts.bank_files`)."""
     texts: list[Prompt] = bank["prompts"].tolist()
@@ -64,11 +92,3 @@ def most_scores(medoid: NDArray[np.int32]) -> int:
 
     _, sizes = np.unique(medoid, return_counts=True)
     return len(sizes) + int(sizes.max()) - 1
-
-
-def fits(medoid: NDArray[np.int32], seconds_per_score: float, deadline: float) -> bool:
-    """Whether 20 % of the seconds that a job has are at least the longest time of a lookup.
-
-    4.5.2 prints the opposite: a lookup where the budget does *not* surpass its overhead.
-    """
-    return BUDGET * deadline >= most_scores(medoid) * seconds_per_score
