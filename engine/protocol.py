@@ -105,6 +105,25 @@ class Poll(msgspec.Struct, frozen=True, kw_only=True):
     sends_logs: bool = False  #: it answers the ``logs`` of `Assignments`
 
 
+class Replica(msgspec.Struct, frozen=True, kw_only=True):
+    """A live lease of a group of replicas."""
+
+    lease: Count
+    index: Count  #: of its task
+    address: str = ""  #: host:port where it answers the others, empty: not known yet
+
+
+class ReplicaGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """The daemon's word on a group of replicas: who its members are. A larger ``epoch`` is a newer word."""
+
+    group: Count
+    epoch: Count
+    members: list[Replica] = []  #: whose leases live, in the order of their tasks
+    founder: Count | None = None  #: the oldest of these leases, with which a group begins that has none who took a step
+    stepped: list[Count] = []  #: of these leases those that have taken a step with others
+    done: bool = False  #: a member has finished all steps
+
+
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """One lease on this node. ``stop`` set: end it with that reason, within ``grace`` seconds."""
 
@@ -129,6 +148,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     input: str | None = None  #: owner and name of the group of jobs with which it shares its input
     hosts: int = 1  #: over which the gang goes: its nodes, but for those on one host
     checkpoints: str | None = None  #: directory of its checkpoints, None: in the home of the runner
+    replicas: ReplicaGroup | None = None  #: the group of replicas that it is in; ``rendezvous`` is then where it answers the others
 
 
 class LogRequest(msgspec.Struct, frozen=True, kw_only=True):
