@@ -153,7 +153,7 @@ def _drafted(values: dict[str, Any], node: Node, context: Context, fallback_name
     values["gpus_min"], values["gpus_max"] = values.pop("gpus", (1, 1))
     array: Array | None = values.pop("array", None)
     if array is not None and values.get("replicas") is not None:
-        raise node.value["replicas"].mark.error("replicas", "cannot go with array: replicas are an array by themselves; submit a job each")
+        raise node.mark.error("array", "cannot go with replicas, which are an array by themselves; submit a job for each combination")
     if values.get("replicas") is not None:
         array = Array({}, copies=values["replicas"].max)
     values["workdir"] = _absolute(context.cwd, values.get("workdir", ""))

@@ -233,7 +233,7 @@ class Replicas(Block, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if spec.memory is not None:
             yield (
                 "",
-                "cannot go with memory: replicas keep the whole model on their GPU, and batch_size of params bounds what they compute at once",
+                "cannot go with memory: a replica has its whole model on its GPU and computes batch_size samples at once; remove it",
             )
         if spec.share is not None and (spec.share.gpu == "switched" or spec.share.input is not None):
             yield (

@@ -9,7 +9,7 @@
         reports-<rank>.jsonl              protocol.Record lines, appended by each rank
         cpus.json                         {"cpus": n}: cores of the node that the job may use; replaced by the agent whenever they change
         input.json                        InputGroup: where the batches lie that it shares with other jobs
-        replicas.json                     ReplicaGroup: the daemon's newest word on the group of replicas; replaced in the same way as cpus.json
+        replicas.json                     ReplicaGroup: the daemon's newest word on its group; replaced in the same way
         turn.json                         {"path", "priority"}: where a job that is switched takes turns; replaced in the same way
         takes-turns                       made by a command that calls yield_point(): it takes turns by itself
         stop.json                         written by the agent before it signals the supervisor

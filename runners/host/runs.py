@@ -21,7 +21,7 @@ from ...engine.identity import Process
 from ...engine.protocol import Assignment, Outcome, Time, Whole
 from . import processes
 from .report_tail import Acked, sizes
-from .rundir import ENV_TAG, RunDir, checkpoints_of
+from .rundir import ENV_TAG, REPLICAS, RunDir, checkpoints_of
 from .supervisor import TAKEN, Launch, Stop, register, write_exit
 from .warm_starts import Forked
 
@@ -105,9 +105,14 @@ class Run:
         return run
 
     def adjust(self, now: Assignment) -> None:
-        """How it shares its GPUs from now on; of a gang, where its ranks meet, once its first node has told that."""
+        """How it shares its GPUs from now on; of a gang, where its ranks meet, once that is told; of a replica its group."""
+        if now.replicas is not None and now.replicas != self.assignment.replicas:
+            with self.isolated():
+                self.dir.replace(REPLICAS, msgspec.to_builtins(now.replicas))
         meeting = self.assignment.rendezvous or now.rendezvous
-        self.assignment = msgspec.structs.replace(self.assignment, share=now.share, priority=now.priority, rendezvous=meeting)
+        self.assignment = msgspec.structs.replace(
+            self.assignment, share=now.share, priority=now.priority, rendezvous=meeting, replicas=now.replicas
+        )
 
     def start(self, launch: Launch, forked: Forked | None = None) -> None:
         """Start the supervisor, unless a fork server was asked to. It outlives us: a session of its own, and nothing of ours open."""

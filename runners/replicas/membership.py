@@ -152,7 +152,9 @@ def other_facts(me: Member, source: Member) -> str | None:
     ]
     if not wrong:
         return None
-    return f"replicas: this member trains something else than task {source.index}: {'; '.join(wrong)}; give all the same, or submit another job"
+    return (
+        f"replicas: this member trains something else than task {source.index}: {'; '.join(wrong)}; give all the same, or submit a new job"
+    )
 
 
 def after(history: str, step: int, leases: Sequence[int]) -> str:

@@ -65,7 +65,7 @@ class Group:
     def __init__(
         self, settings: Settings, told: Callable[[], ReplicaGroup | None], stop: Callable[[], bool], waits: Callable[[str], None]
     ) -> None:
-        from torch.distributed import TCPStore
+        from torch import distributed
 
         os.environ.setdefault("RUST_LOG", "error")  # it tells megabytes
         try:
@@ -86,7 +86,9 @@ class Group:
         self._formed: object = None  #: for whom that was made
         self._said, self._why = -_SAY, "no member answers yet"
         host = settings.host
-        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=settings.quorum_timeout))
+        self._store = distributed.TCPStore(
+            host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=settings.quorum_timeout)
+        )
         milliseconds = int(settings.quorum_timeout * 1000)
         self._server = LighthouseServer(
             bind=f"{_bracketed(host)}:0", min_replicas=1, join_timeout_ms=milliseconds, quorum_tick_ms=20,
@@ -110,7 +112,10 @@ class Group:
     # ---- who takes part ----
 
     def meet(self) -> Decision:
-        """Wait until this member may take part in the next step. Interrupted: the job is asked to stop; Finished; UsageError: it must not."""
+        """Wait until this member may take part in the next step.
+
+        Interrupted: the job is asked to stop; Finished: no step is left; UsageError: it must not be in the group.
+        """
         began, anew = time.monotonic(), False
         while True:
             decision = self._met()
@@ -223,8 +228,8 @@ class Group:
                     client.heartbeat(self._name(), timeout=timedelta(seconds=_ASK))
                     if client is self._client:
                         self._heard = time.monotonic()
-                except Exception:  # noticed by who asks for a quorum
-                    pass
+                except Exception as error:  # who asks for a quorum notices
+                    log.debug("no sign of the lighthouse: %s", error)
             time.sleep(_BEAT)
 
     def _pause(self, seconds: float) -> None:
@@ -276,7 +281,7 @@ class Group:
         """Sum tensors of the host over the members, in place. False: it failed, and what is in them is worth nothing."""
         from torch.distributed import AllreduceOptions, ReduceOp
 
-        options = AllreduceOptions()
+        options: Any = AllreduceOptions()
         options.reduceOp = ReduceOp.SUM
         options.timeout = timedelta(seconds=self._patience(decision))
         began = time.monotonic()

@@ -208,7 +208,7 @@ class ReplicaTrainer(Trainer):
 def word_in(run_dir: Path, assignment: Assignment) -> Callable[[], ReplicaGroup | None]:
     """The daemon's newest word, that the agent puts into the run directory; read again only when it has put another one there."""
     path = run_dir / REPLICAS
-    known = (None, assignment.replicas)
+    known: tuple[object, ReplicaGroup | None] = (None, assignment.replicas)
 
     def told() -> ReplicaGroup | None:
         nonlocal known

@@ -1,13 +1,12 @@
-"""A training that counts: each use of a sample adds one to its own weight, so that the weights tell which samples were taken, and how often."""
+"""A training that counts: each use of a sample adds one to its own weight, so that these tell which were taken, and how often."""
 
 from __future__ import annotations
 
 import time
 
 import torch
-from torch import nn
-
 from stoker.runners.training import Task
+from torch import nn
 
 
 class Ones:

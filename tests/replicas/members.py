@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-
 from stoker.engine.protocol import Assignment, Replica, ReplicaGroup
 from stoker.engine.spec.model import JobSpec, Replicas, Stop
 from stoker.runners.host.rundir import ENV_CHECKPOINTS, ENV_RUN_DIR, REPLICAS, write_atomically
@@ -226,7 +225,6 @@ def _serve(channel: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    import stoker.runners.replicas.replica_trainer
     import torchft.process_group  # noqa: F401
     from torchft import coordination  # noqa: F401
 

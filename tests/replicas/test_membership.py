@@ -6,7 +6,6 @@ import itertools
 
 import hypothesis.strategies as st
 from hypothesis import given
-
 from stoker.engine.protocol import Replica, ReplicaGroup
 from stoker.runners.replicas.membership import Member, after, decide
 
@@ -106,7 +105,7 @@ def test_a_member_that_trains_something_else_leaves_and_the_others_go_on() -> No
     wrong = member(3, told=told, facts={"model": "B", "torch": "2.13"})
     assert decide(good[0], [*good, wrong], BATCH, 1).leases == (1, 2)
     assert decide(wrong, [*good, wrong], BATCH, 1).why == (
-        "replicas: this member trains something else than task 1: model B here, A there; give all the same, or submit another job"
+        "replicas: this member trains something else than task 1: model B here, A there; give all the same, or submit a new job"
     )
 
 
