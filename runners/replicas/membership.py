@@ -38,6 +38,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     tries: int = 0  #: all-reduces that have failed
     seconds: float | None = None  #: that it computed for its newest step, None: not known
     store: str = ""  #: host:port of its store, over which the processes of a group meet
+    unreached: tuple[int, ...] = ()  #: leases that do not answer it
     reached: bool = False  #: its evaluation has met the target
     facts: dict[str, str] = {}  #: what has to be the same with all: model, data, …
     word: ReplicaGroup | None = None  #: the daemon's newest, as far as it knows
@@ -77,9 +78,14 @@ def decide(me: Member, present: Sequence[Member], batch: int, least: int) -> Dec
     source = farthest(present)
     if (wrong := other_facts(me, source)) is not None:
         return Decision(verdict="leave", why=wrong)
-    members = tuple(sorted((one for one in present if one.facts == source.facts), key=lambda one: one.index))
+    alike = sorted((one for one in present if one.facts == source.facts), key=lambda one: one.index)
+    members = reaching(alike)
+    source = farthest(members)
     if (why := objection(members, source, word, least)) is not None:
         return Decision(verdict="wait", why=why, members=members, source=source)
+    if me not in members:
+        cut = ", ".join(f"task {one.index}" for one in alike if _cut(me, one))
+        return Decision(verdict="wait", why=f"it and {cut} do not reach each other; the others go on until they do: check the network")
     able = [one for one in members if same_state(one, source)]
     found = shares(batch, [one.done for one in able])
     return Decision(
@@ -99,6 +105,22 @@ def newest(present: Sequence[Member]) -> ReplicaGroup | None:
 def farthest(present: Sequence[Member]) -> Member:
     """Whose state counts: of those who have trained with others, before those with a checkpoint; the farthest, and the first of equals."""
     return max(present, key=lambda one: (one.took_part, one.step, -one.index))
+
+
+def reaching(members: Sequence[Member]) -> tuple[Member, ...]:
+    """The most of them who all reach each other; of several such groups the one with the first member."""
+    best: list[Member] = []
+    for first in members:
+        group = [first]
+        for one in members:
+            if one is not first and not any(_cut(one, other) for other in group):
+                group.append(one)
+        best = max(best, group, key=len)
+    return tuple(sorted(best, key=lambda one: one.index))
+
+
+def _cut(one: Member, other: Member) -> bool:
+    return other.lease in one.unreached or one.lease in other.unreached
 
 
 def same_state(one: Member, source: Member) -> bool:

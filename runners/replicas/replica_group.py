@@ -82,13 +82,13 @@ class Group:
         self._lighthouse = ""  #: in use
         self._client: Any = None  #: of that
         self._heard = 0.0  #: when that answered last
+        self._cut: dict[int, str] = {}  #: members that do not answer, and where they should
         self._process_group: Any = None
         self._formed: object = None  #: for whom that was made
         self._said, self._why = -_SAY, "no member answers yet"
         host = settings.host
-        self._store = distributed.TCPStore(
-            host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=settings.quorum_timeout)
-        )
+        store: Any = distributed.TCPStore  # type: ignore[attr-defined]
+        self._store = store(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=settings.quorum_timeout))
         milliseconds = int(settings.quorum_timeout * 1000)
         self._server = LighthouseServer(
             bind=f"{_bracketed(host)}:0", min_replicas=1, join_timeout_ms=milliseconds, quorum_tick_ms=20,
@@ -136,7 +136,7 @@ class Group:
     def _met(self) -> Decision | None:
         """What follows from who is there; None: nobody is reached."""
         word = self._told()
-        self.tell(word=word)
+        self.tell(word=word, unreached=tuple(self._cut))
         if word is not None and word.done:
             raise Finished(self._final_state(ask_all(self._others(), self.settings.group, _ASK)))
         if self._client is None:
@@ -222,6 +222,7 @@ class Group:
     def _beat(self) -> None:
         """Signs of life, while there is a group to be in."""
         while not self.finished:
+            self._ask_again()
             client = self._client
             if client is not None:
                 try:
@@ -231,6 +232,12 @@ class Group:
                 except Exception as error:  # who asks for a quorum notices
                     log.debug("no sign of the lighthouse: %s", error)
             time.sleep(_BEAT)
+
+    def _ask_again(self) -> None:
+        """Of those that did not answer who does so now."""
+        for lease, address in list(self._cut.items()):
+            if ask_all([address], self.settings.group, _BEAT):
+                self._cut.pop(lease, None)
 
     def _pause(self, seconds: float) -> None:
         if self._stop():
@@ -262,15 +269,18 @@ class Group:
             group.configure(f"{decision.members[0].store}/{prefix}", self._name(), rank, len(decision.members))
         except Exception as error:  # one of them is gone, or a link is cut
             log.debug("the group of %s cannot be formed: %s", decision.leases, error)
-            self.failed()
+            self.failed(decision)
             return False
         self._process_group, self._formed = group, key
         return True
 
-    def failed(self) -> None:
-        """An all-reduce, or the making of the group, has failed: the next group is another one."""
+    def failed(self, decision: Decision) -> None:
+        """An all-reduce, or the making of the group, has failed: the next group is another one, without those that cannot be reached."""
         self._dissolve()
         self.tell(tries=self.me.tries + 1)
+        others = [one for one in decision.members if one.lease != self.me.lease]
+        answered = {status.member.lease for status in ask_all([one.address for one in others], self.settings.group, _ASK)}
+        self._cut |= {one.lease: one.address for one in others if one.lease not in answered}
 
     def _dissolve(self) -> None:
         if self._process_group is not None:
@@ -291,7 +301,7 @@ class Group:
         except RuntimeError as error:
             log.info("a member was lost (%s); the step goes on with those who are left", str(error).rpartition("] ")[2][:100])
             self.lost += time.monotonic() - began
-            self.failed()
+            self.failed(decision)
             return False
         return True
 

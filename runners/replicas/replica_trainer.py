@@ -125,7 +125,7 @@ class ReplicaTrainer(Trainer):
         while True:
             try:
                 if decision.lags(self.group.me.lease) and not self._copied(decision):
-                    self.group.failed()  # its source has gone
+                    self.group.failed(decision)  # its source has gone
                     decision = self._meet()
                 elif decision.reached:
                     self.reached = self.agreed = True

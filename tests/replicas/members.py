@@ -68,6 +68,7 @@ class World:
     members: list[Member] = field(default_factory=list)
     leases: int = 0
     words: int = 0
+    done: bool = False  #: a task has completed
     mute: bool = False  #: the daemon is dead: nobody hears who lives
 
     def start(self, *indexes: int, spec: JobSpec | None = None) -> list[Member]:
@@ -106,6 +107,7 @@ class World:
             epoch=self.words,
             members=[Replica(lease=one.lease, index=one.index, address=one.address) for one in members],
             founder=min((one.lease for one in members), default=None),
+            done=self.done,
             stepped=[one.lease for one in members if any("members" in report.get("values", {}) for report in one.reports)],
         )
 

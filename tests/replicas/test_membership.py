@@ -109,6 +109,24 @@ def test_a_member_that_trains_something_else_leaves_and_the_others_go_on() -> No
     )
 
 
+def test_a_cut_link_leaves_out_one_of_its_ends_and_says_so() -> None:
+    told = word(1, 2, 3)
+    zero = member(1, 10, (1, 2, 3), told)
+    one, two = member(2, 10, (1, 2, 3), told, unreached=(3,)), member(3, 10, (1, 2, 3), told)
+    there = [zero, one, two]
+    assert decide(zero, there, BATCH, 1).leases == (1, 2)  # what one of them has seen counts for both
+    left_out = decide(two, there, BATCH, 1)
+    assert left_out.verdict == "wait"
+    assert left_out.why == "it and task 2 do not reach each other; the others go on until they do: check the network"
+
+
+def test_the_first_is_left_out_where_only_the_others_reach_each_other() -> None:
+    told = word(1, 2, 3)
+    there = [member(1, 11, (1, 2, 3), told, unreached=(2, 3)), *(member(lease, 10, (1, 2, 3), told) for lease in (2, 3))]
+    assert decide(there[1], there, BATCH, 1).leases == (2, 3)
+    assert decide(there[0], there, BATCH, 1).verdict == "wait"
+
+
 @given(st.data())
 def test_of_parts_that_do_not_reach_each_other_one_at_most_goes_on(data: st.DataObject) -> None:
     """Whatever each has heard of the daemon: of leases that took the last step, one that it calls ended is no longer there."""
