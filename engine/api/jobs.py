@@ -13,7 +13,7 @@ import msgspec
 
 from ..errors import Conflict, NoRoom, NotFound, StokerError, Unauthorized, UsageError, nearest
 from ..fleet.remote_logs import Source, source_of
-from ..forecast.explain import expected, serving, shared_input
+from ..forecast.explain import expected, replicas, serving, shared_input
 from ..forecast.explain import explain as explain_job
 from ..forecast.in_the_way import BEHIND, RESOURCES, InTheWay, in_the_way
 from ..jobs.control import Control, control
@@ -200,6 +200,7 @@ async def show(call: Call) -> dict[str, Any]:
             "progress": progress[0] if progress else None,
             "serving": serving(store, job) if row["kind"] == SERVES else None,
             "shared_input": shared_input(store, job),
+            "replicas": replicas(store, job),
             "expected": expected(store, job),
             "silent": objects(store, "api/silent", job),
             "leases": objects(store, "api/leases", job),
