@@ -105,7 +105,7 @@ class Run:
         return run
 
     def adjust(self, now: Assignment) -> None:
-        """How it shares its GPUs from now on; of a gang, where its ranks meet, once that is told; of a replica its group; what it begins with."""
+        """What changes while it lives: how it shares its GPUs; where a gang's ranks meet, once told; a replica's group; what it begins with."""
         if now.replicas is not None and now.replicas != self.assignment.replicas:
             with self.isolated():
                 self.dir.replace(REPLICAS, msgspec.to_builtins(now.replicas))
