@@ -105,7 +105,7 @@ class Run:
         return run
 
     def adjust(self, now: Assignment) -> None:
-        """What changes while it lives: how it shares its GPUs; where a gang's ranks meet, once told; a replica's group; what it begins with."""
+        """What may change: how it shares its GPUs; where a gang's ranks meet, once told; a replica's group; what it begins with."""
         if now.replicas is not None and now.replicas != self.assignment.replicas:
             with self.isolated():
                 self.dir.replace(REPLICAS, msgspec.to_builtins(now.replicas))
