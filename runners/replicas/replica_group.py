@@ -118,6 +118,8 @@ class Group:
         """
         began, anew = time.monotonic(), False
         while True:
+            if self._stop():
+                raise Interrupted
             decision = self._met()
             if decision is not None and decision.verdict == "leave":
                 raise UsageError(decision.why)
