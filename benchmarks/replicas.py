@@ -110,6 +110,7 @@ def _used(last: Sequence[Member]) -> list[float]:
 
 
 def run_torchft(home: Path, steps: int, members: int, storm: Storm) -> dict[str, Any]:
+    os.environ.setdefault("RUST_LOG", "error")
     from torchft.coordination import LighthouseServer
 
     lighthouse = LighthouseServer(bind="127.0.0.1:0", min_replicas=1, join_timeout_ms=1000, heartbeat_timeout_ms=500, quorum_tick_ms=20)
