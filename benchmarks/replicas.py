@@ -1,12 +1,13 @@
 """A storm of kills, stops, pauses and joins over a training by replicas: which samples count, what is lost, whether all end alike.
 
-    python benchmarks/replicas.py [--steps 1000] [--members 4] [--events 40] [--ways replicas torchft] [--seed 0]
+    python benchmarks/replicas.py [--steps 1000] [--members 4] [--events 40] [--ways replicas torchft ddp] [--seed 0]
 
 Real member processes on this host train to count: each use of a sample adds one to its own weight. Some are killed (kill -9), told to
 stop, or stand still for longer than ``quorum_timeout`` (as one whose link is cut); missing ones are started again.
 
 - replicas: Stoker's. The daemon's word is what this program tells; during a fifth of the events it is dead.
 - torchft: torchft alone, as its examples have it: one lighthouse, which is not killed, a shard of the data for each replica.
+- ddp: DDP; where one was lost all begin anew from the last checkpoint, of every 20 steps.
 
 ``wrong``: samples that counted more or less often than once a pass; ``batches``: sizes of steps; ``alike``: of the members at the end,
 those with the weights of the first, bit for bit. ``recovery``: from an event to the next step but for a usual step, s.
@@ -29,6 +30,7 @@ from typing import Any
 
 from common import arguments, machine, progress, show
 from replica_members import Member, World, counting, nursery, world
+from stoker.runners.network.addresses import free_port
 
 SAMPLES, BATCH, PACE, TIMEOUT = 64, 16, 0.001, 1.0
 
@@ -163,6 +165,51 @@ def run_torchft(home: Path, steps: int, members: int, storm: Storm) -> dict[str,
     } | _pace(sorted((row[2], row[1]) for row in lines()), storm.times)  # fmt: skip
 
 
+def run_ddp(home: Path, steps: int, members: int, storm: Storm) -> dict[str, Any]:
+    import torch
+
+    committed, saved = home / "committed", home / "checkpoint"
+
+    def start() -> list[int]:
+        port = free_port()
+        pids = []
+        for rank in range(members):
+            env = {"PORT": str(port), "COMMITTED": str(committed), "CHECKPOINT": str(saved), "CUDA_VISIBLE_DEVICES": ""}
+            env |= {"GLOO_SOCKET_IFNAME": "lo", "MEMBER": json.dumps([rank, members, steps, SAMPLES, BATCH, PACE])}
+            pids.append(nursery().start(env, home / f"log-{rank}", "replicas_ddp:main"))
+        return pids
+
+    def lines() -> list[tuple[int, float]]:
+        return [tuple(json.loads(line)) for line in committed.read_text().splitlines()] if committed.exists() else []
+
+    pids = start()
+    try:
+        until = time.monotonic() + 600
+        while (step := max((row[0] for row in lines()), default=0)) < steps and time.monotonic() < until:
+            if (event := storm.due(step)) is not None:
+                kind, index = event
+                if kind == "pause":
+                    os.kill(pids[index], signal.SIGSTOP)
+                    time.sleep(1.5 * TIMEOUT)
+                    os.kill(pids[index], signal.SIGCONT)
+                else:
+                    for pid in (pids[index], *pids):  # the others stand in a sum with it, and are ended too
+                        nursery().end(pid)
+                    pids = start()
+            time.sleep(0.02)
+        time.sleep(1.0)
+    finally:
+        for pid in pids:
+            nursery().end(pid)
+    state = torch.load(saved, weights_only=True)
+    passes = state["step"] * BATCH / SAMPLES
+    wrong = sum(not passes - 1 < round(count) < passes + 1 for count in state["model"]["used"].tolist())
+    redone = sum(count - 1 for count in Counter(step for step, _ in lines()).values())
+    return {
+        "way": "ddp", "steps": state["step"], "events": len(storm.times), "wrong": wrong, "batches": BATCH, "steps done again": redone,
+    } | _pace(sorted((moment, step) for step, moment in lines()), storm.times)  # fmt: skip
+
+
 def _pace(reached: Sequence[tuple[float, int]], times: Sequence[float]) -> dict[str, Any]:
     """How long a usual step took, and the longest wait for one after each event."""
     firsts: list[float] = []
@@ -182,7 +229,7 @@ def _pace(reached: Sequence[tuple[float, int]], times: Sequence[float]) -> dict[
     return found
 
 
-WAYS = {"replicas": run_replicas, "torchft": run_torchft}
+WAYS = {"replicas": run_replicas, "torchft": run_torchft, "ddp": run_ddp}
 
 
 def main(argv: Sequence[str] | None = None) -> None:

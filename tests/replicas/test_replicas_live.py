@@ -18,7 +18,7 @@ pytest.importorskip("torchft", reason="the extra 'replicas' is not installed")
 from stoker.runners.host import processes
 from stoker.runners.train.checkpoint import Checkpoints
 
-STEPS = 150
+STEPS = 600
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def step(jobs: Jobs) -> int:
 @pytest.mark.slow
 def test_a_group_grows_shrinks_and_survives_a_kill_and_ends_with_each_sample_counted_once(home: Home, jobs: Jobs, tmp_path: Path) -> None:
     job: dict[str, Any] = {
-        "name": "lm", "entrypoint": "counting:build", "workdir": str(HERE), "params": {"pace": 0.01},
+        "name": "lm", "entrypoint": "counting:build", "workdir": str(HERE), "params": {"pace": 0.03, "hurry": str(tmp_path / "hurry")},
         "replicas": {"min": 2, "max": 3, "global_batch": 16, "quorum_timeout": "2s"}, "stop": {"iterations": STEPS},
     }  # fmt: skip
     (tmp_path / "lm.yaml").write_text(yaml.safe_dump(job))
@@ -54,6 +54,7 @@ def test_a_group_grows_shrinks_and_survives_a_kill_and_ends_with_each_sample_cou
     ((supervisor,),) = jobs.sql("SELECT w.pid FROM workers w JOIN jobs j ON j.lease_id = w.lease_id WHERE j.id = 1")
     for process in processes.descendants(supervisor, processes.table()):
         os.kill(process.pid, signal.SIGKILL)
+    (tmp_path / "hurry").touch()
     shown = command(home, "show", "lm").out
     assert "samples committed in steps of 16" in shown, shown
     for number in (1, 2, 3):
