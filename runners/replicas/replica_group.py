@@ -98,7 +98,12 @@ class Group:
         self._own = f"http://{_bracketed(host)}:{self._server.address().rpartition(':')[2]}"
         self.me = Member(group=settings.group, lease=settings.lease, index=settings.index, address="", step=0,
                          store=f"{_bracketed(host)}:{self._store.port}")  # fmt: skip
-        self._answers = MemberServer(host, settings.port, settings.group, self._status)
+        try:
+            self._answers = MemberServer(host, settings.port, settings.group, self._status)
+        except OSError as error:
+            raise StokerError(
+                f"replicas: cannot answer the others at {host}:{settings.port}: {error.strerror}; give the job retries, or try again"
+            ) from None
         self.tell(address=f"{_bracketed(host)}:{self._answers.port}")
         self._beats = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._beats.start()
@@ -256,7 +261,16 @@ class Group:
     def _say(self, why: str) -> None:
         if time.monotonic() - self._said >= _SAY or why != self._why:
             self._said, self._why = time.monotonic(), why
-            self._waits(why)
+            self._waits(why + self._unreachable())
+
+    def _unreachable(self) -> str:
+        """Which others tell an address that is no use on this host."""
+        members = self.me.word.members if self.me.word is not None else []
+        found = [one.index for one in members if one.address.startswith("127.")]
+        if not found or self.settings.host.startswith("127."):
+            return ""
+        tasks = ", ".join(f"task {index}" for index in found)
+        return f" ({tasks} can be reached from its own host only: start the runner there with --address)"
 
     # ---- the processes that sum ----
 
