@@ -50,7 +50,7 @@ class Sums:
     """What the members of a group add up, each in a thread. ``lost``: how many sums fail for all, as when one more had died."""
 
     def __init__(self, lost: int = 0) -> None:
-        self.lost, self.given, self.barrier = lost, dict[int, Sequence[torch.Tensor]](), threading.Barrier(MEMBERS)
+        self.lost, self.given, self.barrier = lost, dict[int, Sequence[torch.Tensor]](), threading.Barrier(MEMBERS, timeout=30)
 
     def add(self, lease: int, tensors: Sequence[torch.Tensor]) -> bool:
         self.given[lease] = [tensor.clone() for tensor in tensors]
@@ -93,7 +93,7 @@ def trained(first: Decision, again: Decision, sums: Sums) -> list[ReplicaStep]:
         step.begin(first)
         step.update((), 1.0)
 
-    threads = [threading.Thread(target=one, args=(lease, task())) for lease in (1, 2)]
+    threads = [threading.Thread(target=one, args=(lease, task()), daemon=True) for lease in (1, 2)]
     for thread in threads:
         thread.start()
     for thread in threads:
