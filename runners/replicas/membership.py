@@ -83,7 +83,7 @@ def decide(me: Member, present: Sequence[Member], batch: int, least: int) -> Dec
     source = farthest(members)
     if (why := objection(members, source, word, least)) is not None:
         return Decision(verdict="wait", why=why, members=members, source=source)
-    if me not in members:
+    if all(one.lease != me.lease for one in members):
         cut = ", ".join(f"task {one.index}" for one in alike if _cut(me, one))
         return Decision(verdict="wait", why=f"it and {cut} do not reach each other; the others go on until they do: check the network")
     able = [one for one in members if same_state(one, source)]

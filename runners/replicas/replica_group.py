@@ -85,7 +85,8 @@ class Group:
         self._cut: dict[int, str] = {}  #: members that do not answer, and where they should
         self._process_group: Any = None
         self._formed: object = None  #: for whom that was made
-        self._said, self._why = -_SAY, "no member answers yet"
+        self._said, self._why = -_SAY, ""
+        self._nobody = "no member answers yet"  #: why there is no lighthouse
         host = settings.host
         store: Any = distributed.TCPStore  # type: ignore[attr-defined]
         self._store = store(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=settings.quorum_timeout))
@@ -97,7 +98,12 @@ class Group:
         self._own = f"http://{_bracketed(host)}:{self._server.address().rpartition(':')[2]}"
         self.me = Member(group=settings.group, lease=settings.lease, index=settings.index, address="", step=0,
                          store=f"{_bracketed(host)}:{self._store.port}")  # fmt: skip
-        self._answers = MemberServer(host, settings.port, settings.group, self._status)
+        try:
+            self._answers = MemberServer(host, settings.port, settings.group, self._status)
+        except OSError as error:
+            raise StokerError(
+                f"replicas: cannot answer the others at {host}:{settings.port}: {error.strerror}; give the job retries, or try again"
+            ) from None
         self.tell(address=f"{_bracketed(host)}:{self._answers.port}")
         self._beats = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._beats.start()
@@ -118,36 +124,42 @@ class Group:
         """
         began, anew = time.monotonic(), False
         while True:
+            if self._stop():
+                raise Interrupted
             decision = self._met()
-            if decision is not None and decision.verdict == "leave":
+            if decision.verdict == "leave":
                 raise UsageError(decision.why)
-            if decision is not None and decision.verdict == "go":
+            if decision.verdict == "go":
                 changed = self._key(decision) != self._formed
                 if self._form(decision):
-                    if anew or changed:
+                    if self.me.took_part and (anew or changed):
                         self.lost += time.monotonic() - began
-                        self.gaps += self.me.took_part
+                        self.gaps += 1
                     return decision
                 continue
             anew = True
-            self._say(decision.why if decision is not None else "")
+            self._say(decision.why)
             self._pause(_PAUSE)
 
-    def _met(self) -> Decision | None:
-        """What follows from who is there; None: nobody is reached."""
+    def _met(self) -> Decision:
+        """What follows from who is there."""
         word = self._told()
+        if word is not None:  # who has ended need not be asked any more
+            living = {one.lease for one in word.members}
+            self._cut = {lease: address for lease, address in self._cut.items() if lease in living}
         self.tell(word=word, unreached=tuple(self._cut))
         if word is not None and word.done:
             raise Finished(self._final_state(ask_all(self._others(), self.settings.group, _ASK)))
         if self._client is None:
             self._seek()
         if self._client is None:
-            return None
+            return Decision(verdict="wait", why=self._nobody)
         try:
             present = self._quorum()
         except _Silent:
+            self._nobody = f"the lighthouse in use, {self._lighthouse}, does not answer here: looking for another one"
             self._lighthouse, self._client = "", None
-            return None
+            return Decision(verdict="wait", why=self._nobody)
         decision = decide(self.me, present, self.settings.batch, self.settings.least)
         if decision.verdict == "wait":
             self._seek()
@@ -179,8 +191,10 @@ class Group:
 
         try:
             self._client = LighthouseClient(lighthouse, connect_timeout=timedelta(seconds=_ASK))
-        except Exception:  # it has gone
+        except Exception:  # it has gone, or the network between is cut
+            self._nobody = f"the lighthouse in use, {lighthouse}, is not reached from here: check the network"
             return
+        self._nobody = "no member answers yet"
         self._lighthouse, self._heard = lighthouse, time.monotonic()
 
     def _others(self) -> list[str]:
@@ -245,9 +259,18 @@ class Group:
         time.sleep(seconds)
 
     def _say(self, why: str) -> None:
-        if time.monotonic() - self._said >= _SAY or (why and why != self._why):
-            self._said, self._why = time.monotonic(), why or self._why
-            self._waits(self._why)
+        if time.monotonic() - self._said >= _SAY or why != self._why:
+            self._said, self._why = time.monotonic(), why
+            self._waits(why + self._unreachable())
+
+    def _unreachable(self) -> str:
+        """Which others tell an address that is no use on this host."""
+        members = self.me.word.members if self.me.word is not None else []
+        found = [one.index for one in members if one.address.startswith("127.")]
+        if not found or self.settings.host.startswith("127."):
+            return ""
+        tasks = ", ".join(f"task {index}" for index in found)
+        return f" ({tasks} can be reached from its own host only: start the runner there with --address)"
 
     # ---- the processes that sum ----
 

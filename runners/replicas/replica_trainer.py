@@ -55,6 +55,10 @@ class ReplicaTrainer(Trainer):
             state_bytes=3 * sum(each.numel() * each.element_size() for each in task.model.parameters()),
         )  # fmt: skip
         most = min(task.batch_size, replicas.global_batch)
+        if len(task.train) < replicas.global_batch:
+            raise UsageError(
+                f"replicas.global_batch: {replicas.global_batch} is more than the {len(task.train)} samples there are; lower it"
+            )
         task = dataclasses.replace(task, batch_size=replicas.global_batch)
         task.check(1)
         order = Order(len(task.train), task.batch_size, task.seed)

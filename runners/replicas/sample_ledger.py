@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 Ranges = tuple[tuple[int, int], ...]  #: [begin, end) of positions, in order and apart
 
@@ -87,8 +88,13 @@ def size(ranges: Ranges) -> int:
 
 
 def batches(ranges: Ranges, most: int) -> list[range]:
-    """The positions in batches of so many at most."""
-    return [range(at, min(at + most, end)) for begin, end in ranges for at in range(begin, end, most)]
+    """The positions in batches of so many at most, of each range about equally large."""
+    found = []
+    for begin, end in ranges:
+        parts = -(-(end - begin) // most)
+        cuts = [begin + (end - begin) * part // parts for part in range(parts + 1)]
+        found += [range(*cut) for cut in pairwise(cuts)]
+    return found
 
 
 def checksum(ranges: Ranges) -> int:

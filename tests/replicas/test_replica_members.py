@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from members import Member, World, counting, world
+from replica_members import Member, World, counting, world
 
 pytest.importorskip("torchft", reason="the extra 'replicas' is not installed")
 import torch
@@ -72,7 +72,7 @@ def test_three_lose_the_first_and_its_lighthouse_without_a_daemon_and_it_does_no
         there.kill(early)  # before it has trained
         (again,) = there.start(0)
         ended_alike(there, second, third, again, steps=60)
-        assert "gaps" in second.reports[-1]["values"]
+        assert max(report["values"].get("gaps", 0) for report in second.reports if "values" in report) >= 1
 
 
 def test_a_late_one_finds_the_training_done(tmp_path: Path) -> None:
@@ -87,22 +87,22 @@ def test_a_late_one_finds_the_training_done(tmp_path: Path) -> None:
 
 
 def test_one_that_trains_another_model_leaves_with_a_line_and_stops_nobody(tmp_path: Path) -> None:
-    with world(tmp_path, counting(steps=60, pace=0.004)) as there:
+    with world(tmp_path, counting(steps=600, pace=0.004)) as there:
         (first,) = there.start(0)
         there.until_step(first, 3)
         (other,) = there.start(1, spec=counting(steps=60, samples=32))
         assert there.wait(other) == 2
         assert "stoker: replicas: this member trains something else than task 0: model Counts" in other.log
-        assert there.wait(first) == 0
+        there.until_step(first, first.step + 2)
 
 
 def test_a_member_that_stood_still_is_left_behind_and_copies_the_state(tmp_path: Path) -> None:
     """As one whose link was cut: it is silent, and comes back with an older state."""
-    with world(tmp_path, counting(least=3, steps=60, pace=0.002, timeout=1.0)) as there:
+    with world(tmp_path, counting(least=3, steps=30, pace=0.002, timeout=1.0)) as there:
         first, second, third = there.start(0, 1, 2)
         there.until_step(first, 3)
         os.kill(first.pid, signal.SIGSTOP)
         there.until_step(second, first.step + 5)
         os.kill(first.pid, signal.SIGCONT)
-        ended_alike(there, first, second, third, steps=60)
+        ended_alike(there, first, second, third, steps=30)
         assert "copied the weights of task" in first.log

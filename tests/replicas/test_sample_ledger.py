@@ -62,4 +62,5 @@ def test_what_is_left_of_a_batch(done: Ranges, left: Ranges) -> None:
 
 
 def test_shares_are_computed_in_batches_of_so_many_at_most() -> None:
-    assert batches(((0, 5), (8, 9)), 2) == [range(2), range(2, 4), range(4, 5), range(8, 9)]
+    assert batches(((3, 13),), 4) == [range(3, 6), range(6, 9), range(9, 13)]
+    assert batches(((0, 5), (8, 9)), 2) == [range(1), range(1, 3), range(3, 5), range(8, 9)]

@@ -1,12 +1,13 @@
-"""Members of a group as real worker processes, without a daemon: the test is what tells them who lives.
+"""Members of a group of replicas as real worker processes, without a daemon: a test or a benchmark is what tells them who lives.
 
-They are forked from a process that has imported what a worker imports, one in a process of pytest.
+They are forked from a process that has imported what a worker imports, one in each process that asks.
 """
 
 from __future__ import annotations
 
 import atexit
 import functools
+import importlib
 import json
 import os
 import signal
@@ -98,7 +99,7 @@ class World:
             "CUDA_VISIBLE_DEVICES": "",
             "GLOO_SOCKET_IFNAME": "lo",
         }
-        member.pid = _nursery().start(env, member.directory / "output.log")
+        member.pid = nursery().start(env, member.directory / "output.log")
 
     def word(self) -> ReplicaGroup:
         members = sorted(self.members, key=lambda one: one.index)
@@ -128,7 +129,7 @@ class World:
 
     def wait(self, member: Member, seconds: float = 60.0) -> int:
         """Its exit code, once it is there; then its lease has ended."""
-        code = _nursery().wait(member.pid, seconds * PATIENCE)
+        code = nursery().wait(member.pid, seconds * PATIENCE)
         if code is None:
             raise AssertionError(f"task {member.index} does not end at step {member.step}:\n{member.log[-2000:]}")
         if member in self.members:
@@ -163,13 +164,13 @@ def world(home: Path, spec: JobSpec) -> Iterator[World]:
         yield made
     finally:
         for member in made.members:
-            _nursery().end(member.pid)
+            nursery().end(member.pid)
 
 
 # The process from which they are forked
 
 
-class _Nursery:
+class Nursery:
     def __init__(self) -> None:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, __file__, str(theirs.fileno())]
@@ -182,8 +183,9 @@ class _Nursery:
         self._channel.send(json.dumps(request).encode())
         return json.loads(self._channel.recv(1 << 16))
 
-    def start(self, env: dict[str, str], log: Path) -> int:
-        return int(self._ask({"env": env, "log": str(log)}))
+    def start(self, env: dict[str, str], log: Path, call: str = "") -> int:
+        """``call``: a function of a module beside this one, as ``module:function``; by default the worker."""
+        return int(self._ask({"env": env, "log": str(log), "call": call}))
 
     def wait(self, pid: int, seconds: float) -> int | None:
         until = time.monotonic() + seconds
@@ -198,8 +200,8 @@ class _Nursery:
 
 
 @functools.cache
-def _nursery() -> _Nursery:
-    return _Nursery()
+def nursery() -> Nursery:
+    return Nursery()
 
 
 def _serve(channel: socket.socket) -> None:
@@ -222,11 +224,17 @@ def _serve(channel: socket.socket) -> None:
             os.environ.update(request["env"])
             os.chdir(HERE)
             worker.script.begin()
-            worker.leave(worker.main())
+            worker.leave(_called(request["call"]) if request["call"] else worker.main())
         channel.send(json.dumps(answer).encode())
 
 
+def _called(name: str) -> int:
+    module, _, function = name.partition(":")
+    return int(getattr(importlib.import_module(module), function)())
+
+
 if __name__ == "__main__":
+    import torch._dynamo  # noqa: F401 - what each optimizer imports
     import torchft.process_group  # noqa: F401
     from torchft import coordination  # noqa: F401
 

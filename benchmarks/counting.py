@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import torch
 from stoker.runners.training import Task
@@ -33,11 +34,14 @@ class Counts(nn.Module):
         return self.used[index]
 
 
-def build(samples: int = 64, batch: int = 4, pace: float = 0.0, batch_of_step: int = 16, start: float = 0.0, seed: int = 0) -> Task:
-    """``batch_of_step``: the global batch, by whose inverse each use moves its weight."""
+def build(
+    samples: int = 64, batch: int = 4, pace: float = 0.0, hurry: str = "", batch_of_step: int = 16, start: float = 0.0, seed: int = 0
+) -> Task:
+    """``pace``: seconds of a sample, unless there is a file ``hurry``; ``batch_of_step``: by whose inverse each use moves its weight."""
 
     def loss(model: nn.Module, index: torch.Tensor) -> torch.Tensor:
-        time.sleep(pace * len(index))
+        if not (hurry and Path(hurry).exists()):
+            time.sleep(pace * len(index))
         return -model(index).mean()
 
     return Task(
