@@ -43,7 +43,8 @@ class EndedPilots:
 
     def _look(self, rows: Sequence[tuple[Any, ...]]) -> None:
         known = {(pilot.cluster, str(pilot.job)): pilot for pilot in slurm_runners.queue()}
-        self._store.write(pilots_seen, [node for node, _, cluster, job, _, seen in rows if not seen and (cluster, job) in known])
+        if fresh := [node for node, _, cluster, job, _, seen in rows if not seen and (cluster, job) in known]:
+            self._store.write(pilots_seen, fresh)
         ended: dict[str, tuple[int, str, str]] = {}
         for node, session, cluster, job, host, seen in rows:
             pilot = known.get((cluster, job))
