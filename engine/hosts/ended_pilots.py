@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import Conflict, StokerError
+from ..errors import Conflict, Stale
 from ..fleet.silence import Fleet
 from ..jobs.notes import Note, note
 from ..store.store import Store
@@ -66,7 +66,9 @@ class EndedPilots:
                 continue
             try:
                 self._fleet.ended(node, session, why)
-            except StokerError as error:
+            except Stale:
+                pass  # it serves in another pilot
+            except Conflict as error:
                 self._tell(node, f"{why}; {error}")
 
     def _tell(self, node: str, words: str) -> None:
