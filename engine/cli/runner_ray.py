@@ -78,7 +78,7 @@ def up(
         lent_nodes.keep_token(Path(where) / "token", token)  # for nodes that join later, where they share this disk
         rows = _of(pool, ray_runners.up(cluster, offer, nodes, token, wait))
     if away := sum(row["state"] != "serves" for row in rows):
-        note(f"{away} of {nodes} runners do not serve yet: Ray starts each when it has a node for it; see 'stoker runner ray list'")
+        note(f"{away} of {nodes} runners do not serve yet: Ray starts them when it has nodes for all; see 'stoker runner ray list'")
     return Answer(rows, lambda: print_table(rows, COLUMNS, ""), done=f"{len(rows) - away} runners serve")
 
 
