@@ -1,4 +1,4 @@
-"""An LLM as `bank_work` asks for it: features of prompts for the bank, scores of prompts for a lookup."""
+"""The LLM of `bank_work`: features of prompts for the bank, scores of prompts for a lookup."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from .lookup import Prompt
 
-TOKENS, MAX_TOKENS = 12, 32  #: of a prompt and of a text, as the recipe prompt-tune has them unless told
+TOKENS, MAX_TOKENS = 12, 32  #: of a prompt and of a text: the defaults of the recipe prompt-tune
 
 
 class BankLlm:
@@ -42,7 +42,7 @@ class BankLlm:
 
 
 def load(name: str) -> BankLlm:
-    """By name; one thread, as a job has."""
+    """The LLM of that name. It computes with one thread, as in a job."""
     import torch
 
     torch.set_num_threads(1)
