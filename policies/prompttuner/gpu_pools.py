@@ -21,9 +21,7 @@ class GpuPools:
         jobs, gpus, count = view.jobs, view.gpus, len(view.gpus)
         self._view, self._loading = view, loading
         self.backbone: Strings = np.full(len(jobs), "", dtype=object) if jobs.backbone is None else jobs.backbone  #: of each job; '': none
-        self.of: Strings = (
-            np.full(count, "", dtype=object) if gpus.warm is None else gpus.warm.copy()
-        )  #: backbone of each GPU's pool; '': cold
+        self.of: Strings = np.full(count, "", dtype=object) if gpus.warm is None else gpus.warm.copy()  #: backbone of its pool; '': cold
         self._ready_at: Floats = np.full(count, -np.inf) if gpus.warm_at is None else gpus.warm_at.copy()
         self._holder: Ints = np.full(count, -1, dtype=np.int64)
         self._holder[jobs.alloc_gpus] = jobs.holder

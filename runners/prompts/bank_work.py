@@ -72,9 +72,8 @@ class Answers:
     def __init__(self, folder: Path, parent: int | None) -> None:
         self._parent = parent
         path = folder / "answer.jsonl"
-        self.before = (
-            [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
-        )  #: answers of an earlier attempt
+        #: answers of an earlier attempt
+        self.before = [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
         self._file = path.open("ab", buffering=0)
 
     def tell(self, **answer: Any) -> None:

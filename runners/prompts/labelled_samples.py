@@ -52,9 +52,8 @@ class Tokenised(Sequence[Sample]):
         return self._known[index]
 
     def _tokenise(self, text: str, label: int) -> Sample:
-        ids = ids_of(
-            self._tokenizer, text.strip()[: self._most * 40]
-        )  # no token has more characters, so that a book need not be tokenised to its end
+        # Tokens are shorter than 40 characters, so that a book need not be tokenised to its end.
+        ids = ids_of(self._tokenizer, text.strip()[: self._most * 40])
         if len(ids) > self._most:
             self.cut += 1
             if self.cut == 1:

@@ -14,15 +14,14 @@ from torch import nn
 from ..train import rng
 from .model_units import Slot
 
-_UNSAVED = ("_parameters", "_buffers", "_modules", "_compiled_call_impl", "_forward_hooks")
+#: attributes of torch, which are not saved
+_SKIPPED = ("_parameters", "_buffers", "_modules", "_compiled_call_impl", "_forward_hooks")
 
 Held = list[tuple[nn.Module, dict[str, tuple[Any, Any]]]]  #: modules with their attributes, and the content of those that are containers
 
 
 def held_by(modules: Iterable[nn.Module]) -> Held:
-    return [
-        (module, {name: (value, _content(value)) for name, value in vars(module).items() if name not in _UNSAVED}) for module in modules
-    ]
+    return [(module, {name: (value, _content(value)) for name, value in vars(module).items() if name not in _SKIPPED}) for module in modules]
 
 
 def _content(value: Any) -> Any:
@@ -35,7 +34,7 @@ def hold(held: Held) -> None:
     """Give the modules exactly these attributes, with this content."""
     for module, attributes in held:
         now = vars(module)
-        for name in [name for name in now if name not in attributes and name not in _UNSAVED]:
+        for name in [name for name in now if name not in attributes and name not in _SKIPPED]:
             del now[name]
         for name, (value, content) in attributes.items():
             now[name] = value
@@ -58,7 +57,7 @@ def _fill(value: Any, content: Any) -> None:
 def differing(held: Held) -> Iterator[nn.Module]:
     """Modules whose attributes are others by now."""
     for module, attributes in held:
-        now = {name: value for name, value in vars(module).items() if name not in _UNSAVED}
+        now = {name: value for name, value in vars(module).items() if name not in _SKIPPED}
         if now.keys() != attributes.keys() or any(
             now[name] is not value or not _same(_content(value), content) for name, (value, content) in attributes.items()
         ):

@@ -46,10 +46,8 @@ def cuts_for(
         count, others = (1, (accumulate - 1) * measured.inputs) if units.in_turn else (accumulate, 0)
         smallest = smallest_cap(measured, count)
         trial.predicted = smallest + others
-        for room in (
-            max(cap - others, smallest),
-            smallest,
-        ):  # a prediction is an upper bound, so the tightest may fit
+        # A prediction is an upper bound, so that the tightest plan may fit although it is predicted to be above the cap.
+        for room in (max(cap - others, smallest), smallest):
             planned = plan_step(measured, room, count, least).cuts
             if trial.fits(planned):
                 return planned
