@@ -14,14 +14,14 @@ from torch import nn
 from ..train import rng
 from .model_units import Slot
 
-#: attributes of torch, which are not saved
-_SKIPPED = ("_parameters", "_buffers", "_modules", "_compiled_call_impl", "_forward_hooks")
+#: attributes of nn.Module itself, which are not saved
+_OF_NN = ("_parameters", "_buffers", "_modules", "_compiled_call_impl", "_forward_hooks")
 
 Held = list[tuple[nn.Module, dict[str, tuple[Any, Any]]]]  #: modules with their attributes, and the content of those that are containers
 
 
 def held_by(modules: Iterable[nn.Module]) -> Held:
-    return [(module, {name: (value, _content(value)) for name, value in vars(module).items() if name not in _SKIPPED}) for module in modules]
+    return [(module, {name: (value, _content(value)) for name, value in vars(module).items() if name not in _OF_NN}) for module in modules]
 
 
 def _content(value: Any) -> Any:
@@ -34,7 +34,7 @@ def hold(held: Held) -> None:
     """Give the modules exactly these attributes, with this content."""
     for module, attributes in held:
         now = vars(module)
-        for name in [name for name in now if name not in attributes and name not in _SKIPPED]:
+        for name in [name for name in now if name not in attributes and name not in _OF_NN]:
             del now[name]
         for name, (value, content) in attributes.items():
             now[name] = value
@@ -57,7 +57,7 @@ def _fill(value: Any, content: Any) -> None:
 def differing(held: Held) -> Iterator[nn.Module]:
     """Modules whose attributes are others by now."""
     for module, attributes in held:
-        now = {name: value for name, value in vars(module).items() if name not in _SKIPPED}
+        now = {name: value for name, value in vars(module).items() if name not in _OF_NN}
         if now.keys() != attributes.keys() or any(
             now[name] is not value or not _same(_content(value), content) for name, (value, content) in attributes.items()
         ):
