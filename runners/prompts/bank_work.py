@@ -1,13 +1,13 @@
 """Work on a prompt bank that needs the LLM: ``python -m stoker.runners.prompts.bank_work FOLDER``, a job or a process of the command line.
 
-FOLDER/request.json (`Request`) says what. Answers are lines of JSON, appended to FOLDER/answer.jsonl as they are found, so that what was
-found before an interruption can be kept:
+FOLDER/request.json is the request (`Request`). Answers are lines of JSON. Each is appended to FOLDER/answer.jsonl as soon as it is found,
+so that an interruption loses none of them:
 
 ``features``: ``{"bank": {llm, revision, tokenizer}, "todo": n}``, then ``{"texts": [..], "features": [[..]]}`` some at a time.
 ``tuned``: ``{"bank": …, "todo": n}``, then ``{"features": [..], "vectors": [..]}`` of the prompt in each folder, the vectors end to end.
 ``lookup``: ``{"bank": …, "todo": n}``, ``{"scored": n}`` as it goes on, ``{"candidates": [{text, score, layer}], "seconds": …}``.
 
-The last line is ``{"done": true}``; without it, the process says on stderr in one line what is wrong.
+The last line is ``{"done": true}``. Where it is missing, one line on stderr says what is wrong.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ if TYPE_CHECKING:
 
     from .lookup import Prompt
 
-SLICE = 16  #: prompts between two answers
+PROMPTS_PER_ANSWER = 16  #: prompts between two answers
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     work: Literal["features", "tuned", "lookup"]
     llm: str
     home: str
-    texts: tuple[str, ...] = ()  #: features: of these; lookup: scored beside the bank's
-    folders: tuple[str, ...] = ()  #: tuned: with a tuned prompt each
-    known: tuple[tuple[str, str, tuple[str, ...]], ...] = ()  #: revision, tokenizer, and texts that the bank has already
-    parent: int | None = None  #: process whose child this is: without it nobody waits for the answers
+    texts: tuple[str, ...] = ()  #: for ``features``: compute theirs; for ``lookup``: score them beside the bank's
+    folders: tuple[str, ...] = ()  #: for ``tuned``: each has a tuned prompt
+    known: tuple[tuple[str, str, tuple[str, ...]], ...] = ()  #: revision, tokenizer, and the texts that this bank has already
+    parent: int | None = None  #: the process that waits for the answers; this one ends when that has ended
     data: str = ""
     samples: int = 16
     seed: int = 0
 
 
 class Model(Protocol):
-    """What an LLM does for a bank."""
+    """The LLM, as the bank uses it."""
 
     name: str
     revision: str
@@ -67,12 +67,13 @@ class Model(Protocol):
 
 
 class Answers:
-    """Lines that are whole when they are read: each is one write."""
+    """Writes answers, each in one write, so that readers find whole lines only."""
 
     def __init__(self, folder: Path, parent: int | None) -> None:
         self._parent = parent
         path = folder / "answer.jsonl"
-        self.before = [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []  #: of an earlier attempt
+        #: answers of an earlier attempt
+        self.before = [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
         self._file = path.open("ab", buffering=0)
 
     def tell(self, **answer: Any) -> None:
@@ -99,8 +100,8 @@ def _features(request: Request, model: Model, answers: Answers) -> None:
     known.update(text for answer in answers.before for text in answer.get("texts", ()))
     todo = [text for text in dict.fromkeys(request.texts) if text not in known]
     answers.tell(bank=_bank(model), todo=len(todo))
-    for start in range(0, len(todo), SLICE):
-        texts = todo[start : start + SLICE]
+    for start in range(0, len(todo), PROMPTS_PER_ANSWER):
+        texts = todo[start : start + PROMPTS_PER_ANSWER]
         answers.tell(texts=texts, features=[[float(value) for value in row] for row in model.features(texts)])
         script.report(step=start + len(texts), total=len(todo))
 

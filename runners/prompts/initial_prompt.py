@@ -25,7 +25,7 @@ from ..host.rundir import ENV_RUN_DIR
 from ..worker import script
 from . import soft_prompt
 from .labelled_samples import Samples
-from .lookup import BUDGET, lookup, most_scores, prompts_of, read_bank
+from .lookup import LOOKUP_BUDGET, lookup, most_scores, prompts_of, read_bank
 from .prompt_score import score
 
 if TYPE_CHECKING:
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-TEXT = "text:"  #: how an `init` begins that is a text
-_TELL = 5.0  #: seconds between lines of the log during a lookup
-_CHOSEN = "initial-prompt.json"  #: beside the checkpoints: later attempts begin where the first did, whatever the clock says
+TEXT_PREFIX = "text:"  #: prefix of an `init` that is a text
+_TELL_EVERY = 5.0  #: seconds between lines of the log during a lookup
+_CHOICE_FILE = "initial-prompt.json"  #: beside the checkpoints, so that later attempts of the job begin with the same prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The vectors (tokens, hidden) that a tuning begins with, and how they were found."""
+    """The vectors (tokens, hidden) with which a tuning begins, and how they were found."""
 
     vectors: torch.Tensor
     how: Mapping[str, Any]
@@ -48,7 +48,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """What an initial prompt is chosen by."""
+    """Chooses the initial prompt of a tuning."""
 
     llm: Llm
     samples: Samples
@@ -66,10 +66,10 @@ class Beginning:
         if init == "random":
             return Start(soft_prompt.of_numbers(self.llm, self.tokens, self.seed), {"init": "random"})
         if init == "bank":
-            return self._by_bank(kept / _CHOSEN)
-        text = init.removeprefix(TEXT).strip().strip("\"'")
+            return self._by_bank(kept / _CHOICE_FILE)
+        text = init.removeprefix(TEXT_PREFIX).strip().strip("\"'")
         if not text:
-            raise UsageError(f"params.init: no text stands after {TEXT!r}")
+            raise UsageError(f"params.init: no text stands after {TEXT_PREFIX!r}")
         return self._text(text, {"init": "text"})
 
     def _vocabulary(self, **how: Any) -> Start:
@@ -97,7 +97,7 @@ class Beginning:
         )
 
     def _ask_bank(self) -> dict[str, Any]:
-        """Look up, if there is time; the prompt, or why the bank was not used. Says so in the log and in metrics."""
+        """Look up a prompt, if there is time. Returns it, or the reason why the bank was not used; both are in the log and in metrics."""
         if self.home is None:
             raise NotFound("params.init: a bank is read by a job only, and this is none; give another, such as vocabulary")
         try:
@@ -112,7 +112,7 @@ class Beginning:
         def scores(rows: Sequence[int]) -> list[float]:
             nonlocal told
             for row in rows:
-                if time.monotonic() - told >= _TELL:
+                if time.monotonic() - told >= _TELL_EVERY:
                     told = time.monotonic()
                     log.info("looking up the initial prompt: %d of at most %d scored", len(known), most)
                 if row not in known:
@@ -120,7 +120,7 @@ class Beginning:
             return [known[row] for row in rows]
 
         if self.deadline is not None:
-            longest, budget = self._time_scores(scores, medoid) * most, BUDGET * (self.deadline - began)
+            longest, budget = self._time_scores(scores, medoid) * most, LOOKUP_BUDGET * (self.deadline - began)
             if longest > budget:
                 why = f"{most} scores may take {longest:.0f} s, more than 20 % ({max(0.0, budget):.0f} s) of the time until the deadline"
                 log.info("the bank is not used: %s; the tuning begins with words of the vocabulary", why)
@@ -136,7 +136,7 @@ class Beginning:
         return {**about, "text": texts[best.row], **tuned}
 
     def _time_scores(self, scores: Callable[[Sequence[int]], object], medoid: NDArray[np.int32]) -> float:
-        """Seconds of a score, by the second of two: the first also waits for what is set up once. The lookup needs both anyway."""
+        """Seconds of one score. The second of two is timed, as the first includes work that is done once. The lookup needs both anyway."""
         seconds = 0.0
         for row in sorted({int(one) for one in medoid})[:2]:
             began = self.clock()

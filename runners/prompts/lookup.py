@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    #: A text, or the vectors (tokens, hidden) of a prompt that was tuned.
+    #: A text, or the vectors (tokens, hidden) of a tuned prompt.
     Prompt = str | NDArray[np.float32]
 
-BUDGET = 0.2  #: share of a deadline that a lookup may take (4.4.3.4)
+LOOKUP_BUDGET = 0.2  #: share of a deadline that a lookup may take (4.4.3.4)
 
-#: Rows of the bank → the score of each by equation 4.1; smaller is better.
+#: Takes rows of the bank, and returns the score of each (equation 4.1). Smaller is better.
 Score = Callable[[Sequence[int]], Sequence[float]]
 
 
@@ -28,13 +28,13 @@ Score = Callable[[Sequence[int]], Sequence[float]]
 class Candidate:
     row: int
     score: float
-    layer: int  #: 1: it represents a cluster, 2: it is of the cluster that was chosen
+    layer: int  #: 1: a representative of a cluster, 2: another prompt of the chosen cluster
 
 
 def lookup(medoid: NDArray[np.int32], score: Score) -> list[Candidate]:
-    """All rows that were scored, the best first: each representative, then the others of the best one's cluster.
+    """Score all representatives, then the other prompts of the best one's cluster. Returns all scored rows, the best first.
 
-    ``medoid``: of each row, the row that represents it (n). ValueError of an empty bank.
+    ``medoid`` (n): for each row, the row of its representative. ValueError: the bank is empty.
     """
     if not len(medoid):
         raise ValueError("the bank is empty")
@@ -71,7 +71,7 @@ def read_bank(home: Path, asked: str, llm: str, revision: str, tokenizer: str) -
 
 
 def prompts_of(bank: Mapping[str, Any]) -> list[Prompt]:
-    """What tunings begin with, a row of an exported bank each (`engine.prompts.bank_files`)."""
+    """The prompt with which a tuning would begin, for each row of an exported bank (`engine.prompts.bank_files`)."""
     texts: list[Prompt] = bank["prompts"].tolist()
     if "ends" not in bank:  # a file of an earlier version
         return texts
@@ -87,7 +87,7 @@ def _order(candidate: Candidate) -> tuple[float, int]:
 
 
 def most_scores(medoid: NDArray[np.int32]) -> int:
-    """Scores of the longest lookup that this bank can need: all representatives, and the largest cluster."""
+    """Scores of the longest lookup in this bank: all representatives, and the rest of the largest cluster."""
     import numpy as np
 
     _, sizes = np.unique(medoid, return_counts=True)
