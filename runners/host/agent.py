@@ -44,7 +44,7 @@ from ..handover.handover import Handover
 from ..kept_files import kept_files
 from ..network.addresses import LOOPBACK, address_towards, require_own, with_free_port
 from ..network.probe import own_place, shared_place
-from ..old_files import KEEP_LOGS, KEEP_REPORTS, clean
+from ..old_files import KEEP_LOGS, KEEP_REPORTS, clean, keep_snapshots
 from ..share.input_groups import InputGroups
 from ..share.slot_turns import SlotTurns, Taking
 from ..worker.server_names import place_of
@@ -367,7 +367,8 @@ class Agent:
             return
         if self._is_held(run) or (run.assignment.nodes > 1 and not run.assignment.rendezvous):
             return
-        if run.assignment.fetch is not None and not (self._handover and self._handover.has_come(run)):
+        begins_with = run.assignment.fetch or run.assignment.snapshot
+        if begins_with and not (self._handover and self._handover.has_come(run)):
             return
         if (refusal := self._refusal(run)) is not None:
             # The GPU gets a moment: the driver frees memory after the process has ended, not with it.
@@ -447,6 +448,7 @@ class Agent:
             self._sample(outbox, now)
         if now >= self._clean_at:
             self._clean_at = now + _CLEAN
+            keep_snapshots(self.options.home, [run.assignment for run in self.runs.values()])
             clean(self.options.home, set(self.runs), keep_reports=self.options.keep_reports, keep_logs=self.options.keep_logs)
             if (files := kept_files(self.options.home)) != self._files_told:
                 outbox.files = self._files_told = files

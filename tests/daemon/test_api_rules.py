@@ -96,6 +96,7 @@ BANK = {"llm": "tiny", "revision": "r1", "tokenizer": "t1"}
 #: every request with a body: one that would be taken
 REQUESTS: dict[str, Any] = {
     "/v1/jobs": {"jobs": [SPEC], "provenance": PROVENANCE, "dry_run": False},
+    "/v1/snapshots": {"digest": "ab" * 32, "offset": 0, "data": "eA==", "last": False},
     "/v1/jobs/{ref}/ask": {"requests": ["a text"]},
     "/v1/jobs/{ref}/cancel": {"array": False},
     "/v1/jobs/{ref}/hold": {"array": False},

@@ -76,7 +76,9 @@ MAY_IMPORT = {
     "engine.cli.up": ("engine.cli", "", "engine.client", "engine.errors", "engine.format", "engine.home", "runners.network.addresses"),
     "engine.cli.pool": ("engine.cli", "", "engine.errors", "engine.format", "runners.recipes"),
     "engine.cli.prompt_checks": ("engine.errors", "engine.home", "engine.spec", "runners.recipes", "runners.prompts.labelled_files"),
-    "engine.cli.submit": ("engine.cli", "", "engine.errors", "engine.format", "engine.spec", "engine.jobs.states", "runners.recipes"),
+    "engine.cli.submit": (
+        "engine.cli", "", "engine.errors", "engine.format", "engine.hosts.bundles", "engine.spec", "engine.jobs.states", "runners.recipes",
+    ),
 }  # fmt: skip
 
 #: Who may import heavy or far-reaching libraries when it runs (types alone anybody may).
