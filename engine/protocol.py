@@ -89,6 +89,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     leaves_in: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None  #: seconds until it hands its node back; None: it does not
     #: of a checkpoint, that it fetches from other hosts or sends there, as the daemon says; None: its version does neither
     fetch_at_most: Count | None = None
+    #: seconds without the daemon after which all its jobs are stopped, as the daemon says; None: some of them go on
+    fence_after: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,6 +103,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True):
     warm_memory: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.25  #: share of the host's main memory that fork servers may take
     shared: SharedPlace | None = None  #: where it is to keep checkpoints, None: in its home; that it can it tells in a report
     keeps_logs: bool = False  #: the daemon cannot read the runner's files: it takes the end of each log when a lease ends
+    fence_after: float | None = None  #: seconds without an answer of the daemon after which jobs are stopped, None: they go on
     download: bool = False  #: whether jobs may fetch the backbones that they name
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from ..errors import Conflict, NotFound, Stale
 from ..identity import Process, alive, boot_id
 from ..store.store import Store
 from .registration import NodeChange, change_node, seen
 
+#: seconds after the last grace of its jobs before what a silent runner has stopped is begun elsewhere: its supervisors kill for 30 s
+MARGIN = 45.0
+GRACE = 30.0  #: seconds, of specs that do not say
 SILENT_AFTER = 60.0  #: seconds without a word after which a runner is suspect
 
 
@@ -67,6 +70,7 @@ class Fleet:
         with self._lock:
             heard, states = dict(self._heard), dict(self._states)
         self._store.write(seen, {node: max(now - at, 0.0) for node, at in heard.items()})
+        self._begin_elsewhere(now, heard)
         busy = {row[0] for row in self._store.rows("api/busy_nodes")}
         for node, state in states.items():
             silent = now - heard.get(node, self._began)
@@ -76,6 +80,13 @@ class Fleet:
                 self._mark(node, "up", "it is heard again")
             elif state == "draining" and node not in busy:
                 self._mark(node, "drained", "its last job has left")
+
+    def _begin_elsewhere(self, now: float, heard: Mapping[str, float]) -> None:
+        """What silent runners had has been stopped there, where they do so by themselves: it need not wait for a person."""
+        for node, limit in self._store.rows("api/fenced_nodes", GRACE):
+            silent = now - heard.get(node, self._began)
+            if silent > limit + MARGIN and not any(alive_here(*process) for process in self._store.rows("api/worker_processes", node)):
+                self._mark(node, "gone", f"silent for {silent:.0f} s: by now it has stopped its jobs by itself (runners.fence_after)")
 
     def _mark(self, node: str, state: str, reason: str) -> None:
         """Unless it has stopped, or been changed by somebody, since the look: the next one sees what it is then."""
@@ -96,7 +107,7 @@ class Fleet:
             last = f"was heard less than {self._silent_after:.0f} s ago, or the daemon has just started"
             raise Conflict(f"runner {node} {last}: stop it with 'stoker runner stop {node}', or wait until it is silent")
         for pid, started, boot in self._store.rows("api/node_processes", node):
-            if boot == boot_id() and alive(Process(pid, started)):
+            if alive_here(pid, started, boot):
                 end = f"'stoker runner stop {node} --now' ends it, if not 'kill {pid}'"
                 raise Conflict(f"runner {node}: its process {pid} is alive on this host, and no job may run twice; {end}")
         self.change(node, "gone", actor, f"declared dead by {actor}")
@@ -104,3 +115,8 @@ class Fleet:
     def _require(self, node: str) -> None:
         if node not in self._sessions:
             raise NotFound(f"runner {node!r}: there is none; 'stoker runner list' shows them")
+
+
+def alive_here(pid: int, started: float, boot: str) -> bool:
+    """Whether a process of a runner lives on this host."""
+    return boot == boot_id() and alive(Process(pid, started))
