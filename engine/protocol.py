@@ -43,6 +43,7 @@ HELLO, POLL, REPORT, LOG = "/v1/runner/hello", "/v1/runner/poll", "/v1/runner/re
 LAST_LOG = "/v1/runner/last_log"
 BUNDLE_PIECE, BUNDLE = "/v1/runner/bundle_piece", "/v1/runner/bundle"
 CHECKPOINT_SENT = "/v1/runner/checkpoint_sent"
+ENV_PILOT = "STOKER_PILOT"  #: in the environment of a runner that a batch job starts: `Hello.pilot`
 
 
 class GpuInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +92,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     fetch_at_most: Count | None = None
     #: seconds without the daemon after which all its jobs are stopped, as the daemon says; None: some of them go on
     fence_after: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None
+    pilot: Name | None = None  #: ENGINE/CLUSTER/JOB/HOST of the batch job that it is part of and ends with; None: of none
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True):

@@ -85,7 +85,7 @@ class Fleet:
         """What silent runners had has been stopped there, where they do so by themselves: it need not wait for a person."""
         for node, limit in self._store.rows("api/fenced_nodes", GRACE):
             silent = now - heard.get(node, self._began)
-            if silent > limit + MARGIN and not any(alive_here(*process) for process in self._store.rows("api/worker_processes", node)):
+            if silent > limit + MARGIN and self._alive_here(node, "api/worker_processes") is None:
                 self._mark(node, "gone", f"silent for {silent:.0f} s: by now it has stopped its jobs by itself (runners.fence_after)")
 
     def _mark(self, node: str, state: str, reason: str) -> None:
@@ -106,17 +106,22 @@ class Fleet:
         if self._states[node] not in ("stopped", "gone") and self.silence(node) < self._silent_after:
             last = f"was heard less than {self._silent_after:.0f} s ago, or the daemon has just started"
             raise Conflict(f"runner {node} {last}: stop it with 'stoker runner stop {node}', or wait until it is silent")
-        for pid, started, boot in self._store.rows("api/node_processes", node):
-            if alive_here(pid, started, boot):
-                end = f"'stoker runner stop {node} --now' ends it, if not 'kill {pid}'"
-                raise Conflict(f"runner {node}: its process {pid} is alive on this host, and no job may run twice; {end}")
+        if (pid := self._alive_here(node)) is not None:
+            end = f"'stoker runner stop {node} --now' ends it, if not 'kill {pid}'"
+            raise Conflict(f"runner {node}: its process {pid} is alive on this host, and no job may run twice; {end}")
         self.change(node, "gone", actor, f"declared dead by {actor}")
+
+    def ended(self, node: str, session: int, why: str) -> None:
+        """An engine has proved that no process of a runner lives. Conflict where one is seen here, Stale where it has come back since."""
+        if (pid := self._alive_here(node)) is not None:
+            raise Conflict(f"its process {pid} is alive on this host")
+        self._store.write(change_node, NodeChange(node, "gone", "daemon", why, session=session), urgent=True)
+
+    def _alive_here(self, node: str, processes: str = "api/node_processes") -> int | None:
+        """A process of a runner that lives on this host."""
+        rows = self._store.rows(processes, node)
+        return next((int(pid) for pid, started, boot in rows if boot == boot_id() and alive(Process(pid, started))), None)
 
     def _require(self, node: str) -> None:
         if node not in self._sessions:
             raise NotFound(f"runner {node!r}: there is none; 'stoker runner list' shows them")
-
-
-def alive_here(pid: int, started: float, boot: str) -> bool:
-    """Whether a process of a runner lives on this host."""
-    return boot == boot_id() and alive(Process(pid, started))

@@ -36,7 +36,7 @@ from ...engine import identity
 from ...engine.client import Client
 from ...engine.errors import Stale, StokerError, UsageError
 from ...engine.home import Home
-from ...engine.protocol import NODE, NODE_FORM, VERSION, Assignment, Assignments, ForkServer, Hello, JobFiles, Sample, Welcome
+from ...engine.protocol import ENV_PILOT, NODE, NODE_FORM, VERSION, Assignment, Assignments, ForkServer, Hello, JobFiles, Sample, Welcome
 from ...engine.streams import steady_stderr
 from ..backbones.hub_directory import ENV_DOWNLOAD
 from ..handover.handover import Handover
@@ -262,6 +262,7 @@ class Agent:
             fetch_at_most=0,
             fence_after=0.0 if all(run.fences or run.phase in (Phase.WAITING, Phase.ENDED) for run in self.runs.values()) else None,
             leaves_in=None if self.options.until is None else max(self.options.until - identity.boot_clock(), 0.0),
+            pilot=os.environ.get(ENV_PILOT) or None,
         )
 
     def _load(self) -> None:
