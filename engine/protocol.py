@@ -32,6 +32,7 @@ NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 NODE_FORM = "up to 100 letters, digits, '.', '_' and '-', beginning with a letter or digit"
 
 DIGEST = r"^[0-9a-f]{64}$"  #: SHA-256
+BY_DIGEST = "sha256:"  #: before it, where a directory could stand
 
 SERVER_SOCKET = "infer.sock"  #: of a lease that serves a model, in its run directory: a line of JSON in, a line out
 LONGEST_REQUEST = 1 << 20  #: bytes of such a line
@@ -87,9 +88,11 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     leases: list[Count]  #: leases whose run directories the runner still has in hand (running, or ended and unreported)
     place: Name | None = None  #: name of its home as a place of checkpoints; None: its version does not tell
     leaves_in: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None  #: seconds until it hands its node back; None: it does not
-    pilot: Name | None = None  #: ENGINE/CLUSTER/JOB/HOST of the batch job that it is part of and ends with; None: of none
     #: of a checkpoint, that it fetches from other hosts or sends there, as the daemon says; None: its version does neither
     fetch_at_most: Count | None = None
+    #: seconds without the daemon after which all its jobs are stopped, as the daemon says; None: some of them go on
+    fence_after: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None
+    pilot: Name | None = None  #: ENGINE/CLUSTER/JOB/HOST of the batch job that it is part of and ends with; None: of none
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +105,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True):
     warm_memory: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.25  #: share of the host's main memory that fork servers may take
     shared: SharedPlace | None = None  #: where it is to keep checkpoints, None: in its home; that it can it tells in a report
     keeps_logs: bool = False  #: the daemon cannot read the runner's files: it takes the end of each log when a lease ends
+    fence_after: float | None = None  #: seconds without an answer of the daemon after which jobs are stopped, None: they go on
     download: bool = False  #: whether jobs may fetch the backbones that they name
 
 
@@ -153,7 +157,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     node_rank: int = 0
     nodes: int = 1
     rendezvous: str = ""  #: host:port of the first node, for gangs over several nodes; empty: the port is not known yet, so it waits
-    snapshot: str | None = None  #: directory of the copied tree, in place of spec.workdir
+    snapshot: str | None = None  #: directory of the copied tree, in place of spec.workdir, or `BY_DIGEST` and by which the daemon has it
     resume: int = 0  #: attempts that ran before
     profile: bool = False  #: it is only to measure its speed, on fewer GPUs than the gang, and to leave nothing of its training
     gpu_memory: int = 0  #: bytes that it needs of each GPU, by which all judge: as its spec says, or as measured of its model; 0: not known
@@ -195,6 +199,15 @@ class BundlePiece(msgspec.Struct, frozen=True, kw_only=True):
     digest: Annotated[str, msgspec.Meta(pattern=DIGEST)]
     node: str = ""
     session: int = 0
+    offset: Count = 0
+    data: bytes = b""
+    last: bool = False
+
+
+class SnapshotPiece(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Some of the tar of a directory of code, as a `BundlePiece`."""
+
+    digest: Annotated[str, msgspec.Meta(pattern=DIGEST)]
     offset: Count = 0
     data: bytes = b""
     last: bool = False

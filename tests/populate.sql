@@ -5,7 +5,7 @@ SET VARIABLE running_from = getvariable('jobs') * 9 // 10;
 
 INSERT INTO nodes
 SELECT 'node' || n, 'host' || n, 'boot', 100 + n, 1.0, '/var/lib/stoker', '0.1', 1, 'up', '10.0.0.' || n, getvariable('origin'),
-       make_timestamp(epoch_us(now())), false, 'home-' || n, 'shared', '/mnt/shared', CASE WHEN n = 1 THEN getvariable('origin') + INTERVAL 1 DAY END, 1 << 30
+       make_timestamp(epoch_us(now())), false, 'home-' || n, 'shared', '/mnt/shared', CASE WHEN n = 1 THEN getvariable('origin') + INTERVAL 1 DAY END, 1 << 30, 300
 FROM range(2) r(n);
 INSERT INTO gpus
 SELECT 'GPU-' || g, 'node' || g // 4, g % 4, 'default', 'cuda', 'A100', 80000000000, CASE WHEN g = 7 THEN 'dirty' ELSE 'ok' END,

@@ -35,6 +35,8 @@ async def hello(call: Call) -> Welcome:
         offers.require(message)
     if message.fetch_at_most is not None:
         message = msgspec.structs.replace(message, fetch_at_most=call.daemon.config.runners.fetched_bytes)
+    if message.fence_after is not None:
+        message = msgspec.structs.replace(message, fence_after=call.daemon.config.runners.fenced_after)
     session = await asyncio.wrap_future(call.daemon.store.submit(runners.hello, message, urgent=True))  # without it nothing can be stopped
     call.daemon.fleet.registered(message.node, session)
     config = call.daemon.config
@@ -49,6 +51,7 @@ async def hello(call: Call) -> Welcome:
         keeps_logs=not await call.read(call.daemon.remote_logs.is_home_of, message),
         input_memory=config.share.input_memory,
         download=config.backbones.download,
+        fence_after=config.runners.fenced_after,
     )
 
 

@@ -78,7 +78,8 @@ def _register(tx: Transaction, message: Hello, session: int, known: dict[str, An
     node = {"id": message.node, "host": message.host, "boot_id": message.boot_id, "pid": message.pid, "pid_started": message.pid_started,
             "home": message.home, "version": message.version, "session": session, "state": kept, "address": message.address,
             "joined_at": tx.now, "last_seen": tx.now, "leaving": False,
-            "place": message.place, "shared_place": None, "checkpoints": None, "fetch_at_most": message.fetch_at_most,
+            "place": message.place, "shared_place": None, "checkpoints": None,
+            "fetch_at_most": message.fetch_at_most, "fence_after": message.fence_after,
             "leaves_at": None if message.leaves_in is None else tx.now + message.leaves_in}  # fmt: skip
     tx.upsert("nodes", ["id"], [node])
     tx.delete("pilots", "node_id", [message.node])

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...policies.contract import SWITCHED
 from .. import format as fmt
-from ..hosts.places import Saved, checkpoint, lacks, places_of
+from ..hosts.places import Saved, checkpoint, lacks, places_of, too_short
 from ..jobs.leases import EXCLUSIVE
 from ..jobs.moves import WAITING
 from ..jobs.states import FINAL, State
@@ -99,7 +99,11 @@ def _never_joined(store: Store, row: dict[str, Any], waiting: dict[str, Any] | N
 
 def _place(store: Store, row: dict[str, Any], waiting: dict[str, Any] | None) -> str:
     """Of a job that waits: where its checkpoint lies, unless all runners read it, and where it could not be started."""
-    if row["lease_id"] is not None or row["state"] in FINAL or (waiting is not None and waiting["code"] in ("place", "excluded")):
+    if (
+        row["lease_id"] is not None
+        or row["state"] in FINAL
+        or (waiting is not None and waiting["code"] in ("place", "excluded", "leaving"))
+    ):
         return ""
     lacked = f"; not tried again on {lacks(row['excluded'])}" if row["excluded"] else ""
     job = row["id"] if row["place"] else row["begin_from"]
@@ -129,6 +133,12 @@ def _fetching(store: Store, row: dict[str, Any]) -> str:
 def _leaving(store: Store, row: dict[str, Any]) -> str:
     """Which of the runners that matter to a job hand their nodes back, and when."""
     found = [] if row["state"] in FINAL else store.rows("api/leaving", row["id"])
+    if found and row["lease_id"] is None and store.rows("policy/saves_nothing", [row["id"]]):
+        ((takes,),) = store.rows("api/duration_of", row["id"])
+        places = places_of(store.rows("policy/nodes"))
+        words = "" if takes is None else too_short([node for node, _ in found], takes, places, time.time())
+        if words:
+            return f"; {words}"
     return "".join(f"; {node} leaves {fmt.relative(at, time.time())}" for node, at in found)
 
 

@@ -77,12 +77,12 @@ def send(add: Add, begin: int, piece: Callable[[int, bytes], None]) -> None:
     pieces.flush()
 
 
-def tree(directory: Path) -> Add:
-    """Everything below a directory, but for what is hidden there: it is half made."""
+def tree(directory: Path, *, hidden: bool = False) -> Add:
+    """Everything below a directory, unless ``hidden`` but for what is hidden in it: of checkpoints that is half made."""
 
     def add(tar: tarfile.TarFile) -> None:
         for path in sorted(directory.iterdir()):
-            if not path.name.startswith("."):
+            if hidden or not path.name.startswith("."):
                 _add(tar, path, path.name)
 
     return add
@@ -98,9 +98,10 @@ def _add(tar: tarfile.TarFile, path: Path, name: str) -> None:
 
 
 def anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Without whose file it is: users have other numbers elsewhere."""
+    """Without whose file it is: users have other numbers elsewhere. Directories and links are as old as their copy."""
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = ""
+    entry.mtime = entry.mtime if entry.isfile() else 0
     return entry
 
 

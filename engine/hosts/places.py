@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from ...policies.contract import Bools, Floats, Gpus, Need, Nodes, Strings
+from .. import format as fmt
 
 Columns = Mapping[str, np.ndarray[Any, Any]]
 THERE = ("up", "draining", "drained")  #: states of runners of which nothing more is to be said
@@ -35,6 +37,7 @@ class Places:
 
     state_of: Mapping[str, str]  #: of every runner that ever was
     reads: Mapping[str, Collection[str]]  #: places whose checkpoints it reads
+    leaves: Mapping[str, float]  #: when it hands its node back (s since the epoch), of those that do
     fetches: Mapping[str, int | None]  #: bytes of a checkpoint that it fetches from another place at most, None: its version does not
 
     def where(self, place: str) -> list[str]:
@@ -80,7 +83,8 @@ def places_of(nodes: Iterable[Sequence[Any]]) -> Places:
     """Of the query ``policy/nodes``."""
     rows = [tuple(row) for row in nodes]
     fetches = {row[0]: None if row[3] is None or row[3] != row[3] else int(row[3]) for row in rows}
-    return Places({row[0]: row[1] for row in rows}, {row[0]: row[2].split("\n") for row in rows}, fetches)
+    leaves = {row[0]: float(row[4]) for row in rows if row[4] is not None and row[4] == row[4]}
+    return Places({row[0]: row[1] for row in rows}, {row[0]: row[2].split("\n") for row in rows}, leaves, fetches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +97,18 @@ class Closed:
     nowhere: dict[int, Saved | None] = field(default_factory=dict)
 
 
-def closed(jobs: Columns, memory: Floats, saved: Mapping[int, Saved], gpus: Gpus, nodes: Nodes, places: Places, free: Bools) -> Closed:
-    """``saved``: checkpoints of rows, their own or those with which they begin; ``memory``: of each row, bytes a GPU; ``free``: GPUs.
+def closed(
+    jobs: Columns,
+    memory: Floats,
+    saved: Mapping[int, Saved],
+    gpus: Gpus,
+    nodes: Nodes,
+    places: Places,
+    free: Bools,
+    lasts: Mapping[int, float] = MappingProxyType({}),
+) -> Closed:
+    """``saved``: checkpoints of rows, their own or those with which they begin; ``memory``: of each row, bytes a GPU; ``free``: GPUs;
+    ``lasts``: when rows would end that lose everything when they are stopped (s since the epoch).
 
     A job goes on where its checkpoint is, while there is room. Where there is none it may start on any node that can fetch it.
     """
@@ -106,10 +120,13 @@ def closed(jobs: Columns, memory: Floats, saved: Mapping[int, Saved], gpus: Gpus
     room = np.bincount(gpus.node[free & gpus.usable], minlength=len(names))
     wanted_places = {one.place for one in saved.values()}
     reads = {place: np.array([place in places.reads.get(name, ()) for name in names], dtype=bool) for place in wanted_places}
-    for row in sorted(saved.keys() | excluded.keys()):
+    leaves = np.array([places.leaves.get(name, np.inf) for name in names])
+    for row in sorted(saved.keys() | excluded.keys() | lasts.keys()):
         allowed = np.ones(len(names), dtype=bool)
         if row in excluded:
             allowed &= ~np.isin(names, list(excluded[row]))
+        if row in lasts:
+            allowed &= leaves >= lasts[row]
         if row in saved:
             near = allowed & reads[saved[row].place]
             stays = held[row] or room[near].sum() >= wanted[row]
@@ -134,6 +151,15 @@ def reason(job: int, saved: Saved | None, step: int | None, excluded: str | None
         lies += f"; could not be started on {lacks(excluded)}" if excluded else ""
         return "place", f"{lies}; 'stoker move {job} --restart' gives it up and begins anew elsewhere"
     return "excluded", f"could not be started on {lacks(excluded)}"
+
+
+def too_short(names: Iterable[str], takes: float, places: Places, now: float) -> str:
+    """Why a job that loses everything when it is stopped is not begun on nodes that leave before it could end; empty: there are none."""
+    soon = {node: at for node in names if (at := places.leaves.get(node, np.inf)) < now + takes and places.state_of[node] == "up"}
+    if not soon:
+        return ""
+    leaving = ", ".join(f"{node}, which leaves {fmt.relative(at, now)}" for node, at in sorted(soon.items()))
+    return f"takes {fmt.duration(takes)}, saves nothing, and so is not begun on {leaving}"
 
 
 def lacks(excluded: str | None) -> str:

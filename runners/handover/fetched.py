@@ -32,12 +32,14 @@ class Wanted:
 
     digest: str
     target: Path
-    mark: str  #: what stands in the file `.fetched` beside it once it has
+    mark: str  #: what stands in the file `.fetched` beside it once it has it
     size: int = 0  #: bytes, 0: not known
+    comes: bool = True  #: the daemon may not have it yet, or has it sent again
 
-    @property
-    def marked(self) -> Path:
-        return self.target.parent / f".{self.target.name}.fetched"
+
+def marked(target: Path) -> Path:
+    """The file beside a directory that says what was fetched into it."""
+    return target.with_name(f".{target.name}.fetched")
 
 
 class Fetcher(threading.Thread):
@@ -80,7 +82,7 @@ class Fetcher(threading.Thread):
         damaged = 0
         try:
             wanted.target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with wanted.marked.open("a+") as mark:
+            with marked(wanted.target).open("a+") as mark:
                 with contextlib.suppress(OSError):  # a file system without locks
                     fcntl.flock(mark, fcntl.LOCK_EX)
                 mark.seek(0)
@@ -100,10 +102,14 @@ class Fetcher(threading.Thread):
                         continue
                     except (Stale, Unauthorized) as error:
                         return str(error)
-                    except StokerError as error:  # it has not come yet, or comes again; or nobody is there
-                        if not isinstance(error, NotFound):
-                            log.warning("%s; what is fetched waits", error, extra={"action": "unreachable"})
+                    except NotFound as error:
+                        if not wanted.comes:
+                            return str(error)
                         time.sleep(AGAIN / 4)
+                        continue
+                    except StokerError as error:
+                        log.warning("%s; what is fetched waits", error, extra={"action": "unreachable"})
+                        time.sleep(AGAIN)
                         continue
                     mark.truncate(0)
                     mark.write(wanted.mark)

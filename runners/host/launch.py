@@ -113,7 +113,7 @@ def _argv(assignment: Assignment, spec: JobSpec) -> list[str]:
 
 
 def _directory(assignment: Assignment, spec: JobSpec, run: RunDir) -> Path:
-    field, given = ("snapshot", assignment.snapshot) if assignment.snapshot else ("workdir", spec.workdir)
+    field, given = ("snapshot", rundir.snapshot_of(run.home, assignment)) if assignment.snapshot else ("workdir", spec.workdir)
     if not given:
         return run.path
     path = Path(given)

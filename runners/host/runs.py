@@ -57,6 +57,7 @@ class Run:
         self._reported: dict[int, int] = {}  #: bytes of each rank's reports when they were last looked at
         self._complaints: set[str] = set()
         self.boot_id: str | None = None
+        self.fences = False  #: its supervisor stops it when the daemon is not heard
         self.warm: bool | None = None  #: its worker was forked; None: not known
         self.cold_because: str | None = None  #: why it was not
         self.descriptor: int | None = None  #: readable once its supervisor is gone
@@ -197,6 +198,7 @@ class Run:
             return
         met = Process(int(found["pid"]), float(found["started"]))
         self.boot_id = str(found["boot_id"])
+        self.fences = bool(found.get("fences"))
         self.warm, self.cold_because = found.get("warm"), found.get("cold")
         self.identity, self.phase, self._cold = met, Phase.LIVE, None
         self.descriptor = processes.watch(met)

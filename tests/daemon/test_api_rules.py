@@ -96,6 +96,7 @@ BANK = {"llm": "tiny", "revision": "r1", "tokenizer": "t1"}
 #: every request with a body: one that would be taken
 REQUESTS: dict[str, Any] = {
     "/v1/jobs": {"jobs": [SPEC], "provenance": PROVENANCE, "dry_run": False},
+    "/v1/snapshots": {"digest": "ab" * 32, "offset": 0, "data": "eA==", "last": False},
     "/v1/jobs/{ref}/retry": {"array": False, "key": "once"},
     "/v1/cancel": {"user": "nobody", "states": ["pending"], "name": "a*", "labels": {"team": "nlp"}},
     "/v1/jobs/{ref}/ask": {"requests": ["a text"]},

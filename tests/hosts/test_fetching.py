@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -13,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 from afar import Daemon
-from e2e import DaemonProcess, Jobs, RunnerProcess, end_workers, free_port, until
+from e2e import DaemonProcess, Jobs, RunnerProcess, command, end_workers, free_port, until
 from stoker.engine.errors import Conflict, LimitExceeded, NotFound, Stale, Unreachable
 from stoker.engine.fleet import registration
 from stoker.engine.fleet.board import Board
@@ -26,8 +27,9 @@ from stoker.engine.hosts.bundles import PIECE, Damaged, digest_of, fetch, send, 
 from stoker.engine.protocol import Assignment, CheckpointSent, Report, SendCheckpoint
 from stoker.engine.scheduling.view import Snapshot, snapshot
 from stoker.policies import registry
-from stoker.runners.handover.fetched import Fetcher, Wanted
+from stoker.runners.handover.fetched import Fetcher, Wanted, marked
 from stoker.runners.handover.sent_checkpoints import CheckpointSender
+from stoker.runners.old_files import clean, keep_snapshots
 from test_moves import COUNTS, step
 from test_places import JOB, saved
 
@@ -389,3 +391,70 @@ def test_a_job_goes_on_at_its_step_on_another_host_and_on_a_third_when_that_one_
     until(lambda: client.get(f"/v1/jobs/{job}/logs")["node"] == "h1")
     again = int(until(lambda: client.get(f"/v1/jobs/{job}/logs")["text"]).split()[2])
     assert again > begun
+
+
+def test_code_is_sent_once_and_fetched_once_a_host(pair: tuple[Jobs, dict[str, RunnerProcess]], home: Home, tmp_path: Path) -> None:
+    jobs, runners = pair
+
+    def snapshot_of(job: int) -> str:
+        return str(jobs.client.get(f"/v1/jobs/{job}")["provenance"]["snapshot"])
+
+    (tree := tmp_path / "code").mkdir()
+    (tree / "say.sh").write_text("cat words/said; pwd\n")
+    (tree / "words").mkdir()
+    (tree / "words" / "said").write_text("before\n")
+    (tree / ".hidden").write_text("x")
+    runners["h1"].start(jobs.client)
+    for name in ("one", "two"):
+        said = command(home, "submit", "--snapshot", "--hold", "--name", name, "--", "sh", "say.sh", cwd=tree)
+        assert said.code == 0, said.err
+    (tree / "words" / "said").write_text("after\n")
+    digest = snapshot_of(1).removeprefix("sha256:")
+    assert snapshot_of(2) == f"sha256:{digest}" and not any((home.path / "snapshots").iterdir())
+    for number in (1, 2):
+        jobs.act("release", number)
+        assert jobs.ended(number)["state"] == "completed"
+        assert jobs.client.get(f"/v1/jobs/{number}/logs")["text"] == f"before\n{tmp_path}/h1/snapshots/{digest}\n"
+    assert runners["h1"].said().count("is fetched") == 1
+    assert {path.name for path in (tmp_path / "h1" / "snapshots" / digest).iterdir()} == {"say.sh", "words", ".hidden"}
+    # A host that comes when the daemon has it no more says what is wrong, and another one is tried.
+    (home.path / "bundles" / digest).unlink()
+    jobs.client.post("/v1/runners/h1/drain", {})
+    runners["h2"].start(jobs.client)
+    said = command(home, "submit", "--snapshot", "--hold", "--name", "three", "--", "sh", "say.sh", cwd=tree)
+    third = snapshot_of(3).removeprefix("sha256:")
+    (home.path / "bundles" / third).unlink()
+    jobs.act("release", 3)
+    until(lambda: jobs.show(3)["excluded"])
+    assert "snapshot: the daemon has no bundle" in jobs.show(3)["excluded"]
+
+
+def test_copies_of_code_go_when_they_are_not_used(tmp_path: Path) -> None:
+    folder = tmp_path / "snapshots"
+    for digest, days in (("a" * 64, 8), ("b" * 64, 8), ("c" * 64, 1)):
+        (folder / digest).mkdir(parents=True)
+        (mark := marked(folder / digest)).touch()
+        os.utime(mark, (then := time.time() - days * 86400, then))
+    (folder / "by hand").mkdir()
+    used = Assignment(lease=1, job=1, attempt=1, spec={}, gpus=[], world_size=1, snapshot=f"sha256:{'b' * 64}")
+    keep_snapshots(tmp_path, [used])
+    clean(tmp_path, ())
+    assert sorted(path.name[:1] for path in folder.iterdir()) == [".", ".", "b", "b", "c"]
+
+
+def test_code_that_is_too_large_for_other_hosts_stays_on_this_one(
+    start_daemon: Callable[..., DaemonProcess], home: Home, tmp_path: Path
+) -> None:
+    port = free_port()
+    client = start_daemon("--tcp", f"127.0.0.1:{port}").client()
+    token = client.post("/v1/tokens", {"name": "ann", "role": "submit"})["token"]
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate((64 << 20) + 1)
+    far = ["submit", "--snapshot", "--hold", "--", "true"]
+    said = command(
+        Home(tmp_path / "other"), "--url", f"http://127.0.0.1:{port}", *far, cwd=tmp_path, env={**os.environ, "STOKER_TOKEN": token}
+    )
+    assert said.code == 7 and "the limit is 64.0 MiB; largest: large" in said.line
+    said = command(home, *far, cwd=tmp_path)
+    assert said.code == 0 and "only runners of this host can start the job" in said.err
+    assert Path(client.get("/v1/jobs/1")["provenance"]["snapshot"], "large").is_file()

@@ -84,7 +84,8 @@ MAY_IMPORT = {
     "engine.cli.pool": ("engine.cli", "", "engine.errors", "engine.format", "runners.recipes"),
     "engine.cli.prompt_checks": ("engine.errors", "engine.home", "engine.spec", "runners.recipes", "runners.prompts.labelled_files"),
     "engine.cli.submit": (
-        "client.following", "engine.cli", "", "engine.errors", "engine.format", "engine.spec", "engine.jobs.states", "runners.recipes",
+        "client.following", "engine.cli", "", "engine.errors", "engine.format", "engine.hosts.bundles", "engine.spec",
+        "engine.jobs.states", "runners.recipes",
     ),
 }  # fmt: skip
 
