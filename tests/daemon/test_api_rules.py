@@ -68,7 +68,7 @@ TRACE = {
 GPU = {"id": "n1/cpu0", "index": 0, "kind": "cpu", "name": "cpu", "memory": 0, "health": "ok", "note": None}
 HELLO = {
     "protocol": VERSION, "version": "t", "node": "n1", "host": "h", "boot_id": "b", "pid": 1, "pid_started": 1.0, "home": "/h",
-    "address": "localhost", "pool": "default", "gpus": [GPU], "leases": [],
+    "address": "localhost", "pool": "default", "gpus": [GPU], "leases": [], "pilot": "slurm/c/7/h",
 }  # fmt: skip
 STAGE = {
     "name": "decode", "workers": 1, "unit": "workers", "value": 1, "action": 0, "wanted": 1, "cpu": 0.1, "wait": 0.1, "throughput": 1.0,

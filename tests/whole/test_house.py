@@ -69,7 +69,7 @@ MAY_IMPORT = {
         "engine.report", "engine.adhoc.quack", "engine.sim", "engine.traces", "policies",
         "engine.autosched.learning", "engine.autosched.simulated_tuning", "engine.autosched.situation",
         "engine.autosched.moment_of_trace", "engine.autosched.summary", "engine.autosched.search_process",
-        "engine.prompts",
+        "engine.prompts", "engine.hosts",
     ),
     # Recipes and their parameters are checked before a job is submitted; the module is a table of names, without torch.
     # So are samples to tune on.
