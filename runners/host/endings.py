@@ -72,7 +72,7 @@ def judge(
         words = "stuck in the kernel or the driver, often until a reset of the GPU or a reboot"
         return Ending("unkillable", f"could not be killed: {survivors}; {words}")
     if over is not None and exit_code != 0:
-        return Ending("oom", f"{over}: raise it, or {_LESS}")
+        return Ending("oom", f"{over}: raise it, or use fewer loader workers or smaller batches")
     if stop_reason == "hang":
         return Ending("hang", "made no progress for its hang_after, and was stopped; the end of its log may show where it hangs")
     if exit_code == 0 and (done or stop_reason is None or not (stop_seen or caught)):

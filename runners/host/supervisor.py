@@ -154,7 +154,7 @@ class Supervisor:
         try:
             self._limit()
             self._start()
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, subprocess.SubprocessError) as error:  # the last: before the child became the command
             words = f"cannot start {self.launch['argv'][0]!r} in {self.launch['cwd']}: {error}"
             self._write_exit("start-failed", words, host_at_fault=isinstance(error, OSError))
             return

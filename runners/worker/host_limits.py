@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -139,11 +140,15 @@ def _group(name: str, memory: int | None, cpus: int | None, mounts: Path, own: P
         try:
             group.mkdir()
             _limit(group, memory, cpus)
-            return group
+            # A process may be moved only by who may write to what is above both: the first one to try is none of the job's.
+            probe = ["sh", "-c", 'echo $$ > "$0"', str(group / "cgroup.procs")]
+            if subprocess.run(probe, stderr=subprocess.DEVNULL, check=False).returncode == 0:
+                return group
+            why = f"no process may be moved to a cgroup below {base}"
         except OSError as error:
             why = f"a cgroup below {base} cannot be made: {error.strerror}"
-            with contextlib.suppress(OSError):
-                group.rmdir()
+        with contextlib.suppress(OSError):
+            group.rmdir()
     raise NotHere(why)
 
 
