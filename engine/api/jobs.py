@@ -89,7 +89,8 @@ async def _resolve(call: Call) -> int:
 
 async def submit_jobs(call: Call) -> dict[str, Any]:
     asked = await call.message(Submitted)
-    require_provenance(asked.provenance)
+    if asked.provenance is not None:
+        require_provenance(asked.provenance)
     written = asked.spec is not None
     parts = await call.run(Kind.UPLOAD, submission_of, asked) if written else submission_of(asked)
     answers = [await _submit(call, part) for part in parts]

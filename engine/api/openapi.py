@@ -29,8 +29,8 @@ SAID: dict[str, tuple[str, str, Any]] = {
     "GET /metrics": ("text/plain", "", None),
     "GET /v1/openapi.json": ("openapi: string, info: object, paths: object, components: object", "", None),
     "GET /v1/status": (
-        "version: string, pid: integer, home: string, started_at: number, now: number, disk: object, database: object, runners: array, "
-        "notices: array, pools: array, jobs: object, tasks: array", "", None),
+        "version: string, pid: integer, home: string, started_at: number, now: number, role: string, disk: object, database: object, "
+        "runners: array, notices: array, pools: array, jobs: object, tasks: array", "", None),
     "GET /v1/top": ("now: number, gpus: array, running: array, queue: array, counts: object, warm: array, notices: array", "", None),
     "GET /v1/runners": ("runners: array", "", None),
     "GET /v1/kept": ("kept: array", "", None),

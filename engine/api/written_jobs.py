@@ -32,7 +32,7 @@ class Submitted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     key: Key | None = None
     here: bool = False  #: who asks is on the host of the daemon: scripts and directories have to be there
     environment: dict[str, str] = {}  #: of who asks: PATH, VIRTUAL_ENV and CONDA_PREFIX, with which commands run
-    provenance: Provenance = Provenance(argv=[], cwd="/")
+    provenance: Provenance | None = None  #: of a spec it may be left out; relative paths count from its ``cwd``
     dry_run: bool = False
 
 
@@ -41,13 +41,16 @@ def submission_of(asked: Submitted) -> list[Submission]:
     from ..spec.expand import submissions
 
     if asked.spec is None:
+        if asked.provenance is None:
+            raise UsageError("the request is not as it should be: Object missing required field `provenance`")
         return [Submission(jobs=asked.jobs, provenance=asked.provenance, dry_run=asked.dry_run)]
     if asked.jobs:
         raise UsageError("spec: given beside jobs; keep one of them")
-    context = Context(now=time.time(), cwd=Path(asked.provenance.cwd), recipes=recipes.RECIPES, files=asked.here)
+    origin = asked.provenance or Provenance(argv=[], cwd="/")
+    context = Context(now=time.time(), cwd=Path(origin.cwd), recipes=recipes.RECIPES, files=asked.here)
     over = of_value(asked.over) if asked.over else None
     found = load_text(asked.spec, asked.source, context, over) if isinstance(asked.spec, str) else load_value(asked.spec, context, over)
-    provenance = msgspec.structs.replace(asked.provenance, argv=mask_argv(asked.provenance.argv))
+    provenance = msgspec.structs.replace(origin, argv=mask_argv(origin.argv))
     jobs = [_completed(job, asked) for job in found]
     return [Submission(jobs=group, provenance=provenance, dry_run=asked.dry_run) for group in submissions(jobs)]
 

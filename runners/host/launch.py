@@ -90,6 +90,8 @@ def prepare(
     launch = Launch(argv=argv, env=env, cwd=str(cwd), log_limit=LIMIT, kill_wait=KILL_WAIT, notes=notes)
     if spec.command is not None and spec.share is not None and spec.share.gpu == "switched":
         launch["turns"] = True
+    if spec.host is not None:
+        launch["host"] = {name: value for name in ("memory", "cpus") if (value := getattr(spec.host, name)) is not None}
     return launch
 
 

@@ -280,8 +280,8 @@ def test_a_mistake_gets_one_line(stoker: Stoker, arguments: list[str], code: int
 
 NEEDS_DAEMON = [
     "ps", "status", "show 1", "explain 1", "pipeline 1", "logs 1", "ask 1 text",
-    "cancel 1", "cancel --user ann", "retry 1", "wait 1", "clean",
-    "hold 1", "release 1", "move 1 --restart", "priority 1 1", "schedule list",
+    "cancel 1", "cancel --user ann", "retry 1", "wait 1", "clean", "export tensorboard 1",
+    "export mlflow 1", "hold 1", "release 1", "move 1 --restart", "priority 1 1", "schedule list",
     "schedule remove 1",
     "top --once", "top --json", "sql SELECT", "schema", "report", "down", "runner list", "runner stop a", "runner resume a",
     "runner forget a", "drain a", "policy set fifo", "tune default --dry-run", "tune history", "pool warm default minilm",

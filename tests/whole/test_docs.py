@@ -25,7 +25,7 @@ from stoker.runners.recipes import RECIPES
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [README, ROOT / "client" / "SKILL.md", *sorted((ROOT / "docs").glob("*.md"))]
 CONCEPTS = (ROOT / "docs" / "concepts.md").read_text()
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)

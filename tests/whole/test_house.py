@@ -63,7 +63,7 @@ MAY_IMPORT = {
     "engine.report": ("engine.report", "engine.store.sqlfiles", "engine.format", "engine.sim", "engine.traces", "policies.contract"),
     # The command line speaks HTTP like everybody else: it never opens the store.
     "engine.cli": (
-        "", "client.following", "engine.cli", "engine.client", "engine.logfile", "engine.disk_room",
+        "", "client", "engine.cli", "engine.client", "engine.logfile", "engine.disk_room",
         "engine.errors", "engine.format", "engine.home", "engine.jobs.states",
         "engine.store.sqlfiles", "engine.spec", "engine.streams",
         "engine.report", "engine.adhoc.quack", "engine.sim", "engine.traces", "policies",
@@ -105,6 +105,7 @@ LIBRARIES = {
     "transformers": ("runners.backbones", "runners.finetune", "runners.prompts"),
     "peft": ("runners.backbones", "runners.finetune", "runners.prompts"),
     "huggingface_hub": ("runners.backbones",),
+    "mlflow": ("client.export_mlflow",),
     "pynvml": ("runners.host.gpus", "engine.cli.checks"),
     "ortools": ("policies",),
     "ray": ("engine.hosts.ray_runners",),
