@@ -5,7 +5,7 @@ SET VARIABLE running_from = getvariable('jobs') * 9 // 10;
 
 INSERT INTO nodes
 SELECT 'node' || n, 'host' || n, 'boot', 100 + n, 1.0, '/var/lib/stoker', '0.1', 1, 'up', '10.0.0.' || n, getvariable('origin'),
-       make_timestamp(epoch_us(now())), false, 'home-' || n, 'shared', '/mnt/shared', CASE WHEN n = 1 THEN getvariable('origin') + INTERVAL 1 DAY END
+       make_timestamp(epoch_us(now())), false, 'home-' || n, 'shared', '/mnt/shared', CASE WHEN n = 1 THEN getvariable('origin') + INTERVAL 1 DAY END, 1 << 30, 300
 FROM range(2) r(n);
 INSERT INTO gpus
 SELECT 'GPU-' || g, 'node' || g // 4, g % 4, 'default', 'cuda', 'A100', 80000000000, CASE WHEN g = 7 THEN 'dirty' ELSE 'ok' END,
@@ -31,7 +31,8 @@ SELECT i, 'job-' || i, 'finetune', 'default', 'user' || i % 5, state, submitted 
        '{"team": "vision"}', '{"name": "job-' || i || '", "recipe": "text"}', NULL, 0,
        CASE WHEN i % 5 = 0 THEN 'packed' END, CASE WHEN i % 3 = 0 THEN 'minilm' END, CASE WHEN i % 7 = 6 THEN i - 1 END,
        CASE WHEN i % 11 = 0 THEN '{"node1": "workdir: there is no directory /work on this node"}' END,
-       CASE WHEN i % 4 = 0 THEN 'home-0' END
+       CASE WHEN i % 4 = 0 THEN 'home-0' END, CASE WHEN i % 4 = 0 THEN 1000 * i END, CASE WHEN i % 8 = 0 THEN sha256(i::VARCHAR) END,
+       CASE WHEN i % 8 = 4 THEN 'its checkpoint is damaged' END
 FROM (
     SELECT i, getvariable('origin') + to_seconds(30 * i) AS submitted, i < getvariable('running_from') AS ended,
            CASE WHEN i >= getvariable('running_from') + 7 THEN 'pending' WHEN i >= getvariable('running_from') THEN 'running'

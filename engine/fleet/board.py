@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 
 from ...policies.contract import precedence
-from ..protocol import Assignment, Assignments, Replica, ReplicaGroup
+from ..hosts.places import Places, places_of
+from ..protocol import Assignment, Assignments, Fetch, Replica, ReplicaGroup, SendCheckpoint
 from ..store.store import Store
 
 RENDEZVOUS_BASE = 29500  #: ports that the first node of a gang tries first
@@ -62,10 +63,15 @@ class Board:
             for node, backbone in self._store.rows("policy/kept_backbones"):
                 kept[node].append(backbone)
             changed = []
+            send: dict[str, list[SendCheckpoint]] = defaultdict(list)
+            for node, job, after, checkpoints, at_most in self._store.rows("policy/wanted_checkpoints"):
+                send[node].append(SendCheckpoint(job=job, after=after, checkpoints=checkpoints, at_most=at_most))
             for node, leaving, draining in self._store.rows("policy/leaving"):
                 shutdown = "stop" if leaving else None
                 warm = [] if draining else kept[node]
-                now = Assignments(version=0, leases=wanted.get(node, []), shutdown=shutdown, draining=draining, warm=warm)
+                now = Assignments(
+                    version=0, leases=wanted.get(node, []), shutdown=shutdown, draining=draining, warm=warm, send=send[node]
+                )  # fmt: skip
                 before = self._answers.get(node)
                 if before is None or msgspec.structs.replace(before, version=0) != now:
                     version = (before.version if before else self._base) + 1
@@ -101,10 +107,24 @@ class Board:
         grouped = [lease for lease, held in leases.items() if self._terms[lease]["spec"].get("replicas") and not held[0]["profile"]]
         groups = _groups(self._store.objects("policy/replica_groups", grouped)) if grouped else {}
         wanted: dict[str, list[Assignment]] = defaultdict(list)
+        fetched = self._fetched([held[0]["job"] for held in leases.values() if any(map(_is_elsewhere, held))])
         for lease, held in leases.items():
-            for node, part in _parts(held, self._terms[lease], self._sources[lease], groups.get(lease)):
+            given = fetched.get(held[0]["job"]), groups.get(lease)
+            for node, part in _parts(held, self._terms[lease], self._sources[lease], *given):
                 wanted[node].append(part)
         return wanted
+
+    def _fetched(self, jobs: Sequence[int]) -> dict[int, Fetch]:
+        """With which checkpoints jobs begin that lie elsewhere."""
+        if not jobs:
+            return {}
+        places = places_of(self._store.rows("policy/nodes"))
+        return {
+            job: Fetch(
+                lies=places.lies(place, step), size=size, digest=bundle or "", refused="" if bundle else _refusal(places, place, not_sent)
+            )
+            for job, place, bundle, not_sent, step, size in self._store.rows("policy/fetched", jobs)
+        }
 
     def _wake(self, nodes: list[str]) -> None:
         for node in nodes:
@@ -152,6 +172,17 @@ class _Source:
     directory: str | None  #: of its checkpoints on the host where it ran last
 
 
+def _is_elsewhere(node: dict[str, Any]) -> bool:
+    """Whether a part of a lease that has not begun is on a node that cannot read the job's checkpoints."""
+    read = (node["shared_place"], *node["home_places"])
+    return node["place"] is not None and not node["profile"] and not node["begun"] and node["place"] not in read
+
+
+def _refusal(places: Places, place: str, not_sent: str | None) -> str:
+    """Why checkpoints will not come from where they lie; empty: they will."""
+    return not_sent or ("" if places.present(place) else "no runner is there to send it")
+
+
 @dataclass(frozen=True, slots=True)
 class _Group:
     """The word on a group of replicas, and over how many hosts it goes."""
@@ -179,7 +210,7 @@ def _groups(rows: Sequence[dict[str, Any]]) -> dict[int, _Group]:
 
 
 def _parts(
-    held: Sequence[dict[str, Any]], terms: dict[str, Any], source: _Source, group: _Group | None
+    held: Sequence[dict[str, Any]], terms: dict[str, Any], source: _Source, fetched: Fetch | None, group: _Group | None
 ) -> Iterator[tuple[str, Assignment]]:
     """What each node gets of one lease; ``held`` are its GPUs in the order of ranks. Parts that have exited are no longer wanted."""
     lease = held[0]
@@ -205,6 +236,7 @@ def _parts(
                 rendezvous=meeting if lease["taken_up"] or not rank else "",
                 hosts=hosts,
                 checkpoints=_shared(own[0], lease["job"], lease["place"]),
+                fetch=fetched if _is_elsewhere(own[0]) else None,
                 begin_from=_begin_from(own[0], source),
                 resume=max(lease["attempt"] - 1, 0),
                 profile=lease["profile"],

@@ -18,6 +18,8 @@ from .moves import Move, move
 from .outcomes import SERVED_WELL, End, judge
 from .states import FINAL, State
 
+#: outcomes of a lease that was not started for want of something on its host
+HOST_LACKS = ("start-failed", "lost")
 EXCLUSIVE = "exclusive"  #: of `leases.share`, as the policies' contract has it
 #: kinds of sharing, as there too, and what makes a lease share its GPUs so from now on
 REASONS = {"packed": "another job is packed on its GPUs", "switched": "another job takes turns with it on its GPUs"}
@@ -142,12 +144,16 @@ def end(tx: Transaction, ends: Mapping[int, End]) -> None:
     ending = tx.objects("ending_leases", list(ends))
     moments = {lease["id"]: _moment(ends[lease["id"]], lease, tx.now) for lease in ending}
     divided = _divided(tx, {lease["id"]: moments[lease["id"]] for lease in ending if lease["share"] != EXCLUSIVE})
-    lacking = [lease["job_id"] for lease in ending if ends[lease["id"]].outcome == "start-failed" and lease["excluded"]]
+    lacking = [lease["job_id"] for lease in ending if ends[lease["id"]].outcome in HOST_LACKS and lease["excluded"]]
     elsewhere = {job for job, room in (tx.execute("room_elsewhere", lacking) if lacking else ()) if room}
     for lease in ending:
         how = ends[lease["id"]]
         moment = moments[lease["id"]]
-        lacked = how.outcome == "start-failed" and not json.loads(lease["excluded"] or "{}").keys().isdisjoint(how.nodes)
+        lacked = (
+            how.outcome in HOST_LACKS
+            and lease["started_at"] is None
+            and not json.loads(lease["excluded"] or "{}").keys().isdisjoint(how.nodes)
+        )
         spec = msgspec.json.decode(lease["spec"], type=JobSpec)
         trained = lease["started_at"] is not None and not lease["profile"]
         ran = max(0.0, moment - lease["started_at"]) if trained else 0.0

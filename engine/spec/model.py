@@ -244,6 +244,21 @@ class Replicas(Block, frozen=True, kw_only=True, forbid_unknown_fields=True):
             yield "", "cannot recur, as an array cannot; let a recurring job submit it"
 
 
+class Host(Block, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much of each host that it runs on a job may use, all its processes there together."""
+
+    memory: Size | None = None  #: bytes of main memory; a job that takes more is ended
+    cpus: Annotated[int, msgspec.Meta(ge=1, le=4096)] | None = None  #: cores at most
+
+    def problems(self, spec: JobSpec, /) -> Iterator[tuple[str, str]]:
+        if self.memory is None and self.cpus is None:
+            yield "", "says nothing; give memory, such as {memory: 8GiB}, or cpus"
+        if self.memory is not None and self.memory < 16 << 20:
+            yield "memory", f"is {self.memory} bytes, and no program runs in less than 16 MiB; write a size such as 8GiB"
+        if self.cpus is not None and spec.share is not None and spec.share.gpu != "exclusive":
+            yield "cpus", "is not carried out for a job that shares its GPUs, whose cores are those of its slots; remove it"
+
+
 def command_digest(command: Sequence[str]) -> str:
     """The same name with other arguments is other work."""
     return hashlib.sha256(json.dumps(command).encode()).hexdigest()[:8]
@@ -298,6 +313,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     weights: str | None = None  #: what it begins with: ``job:`` and the name or number of a job, or the absolute path of a file
     serve: Serve | None = None  #: of kind infer; None: as `Serve` has it
     replicas: Replicas | None = None  #: None: it is trained by one lease at a time
+    host: Host | None = None  #: None: no limit
 
     @property
     def weights_job(self) -> str | None:

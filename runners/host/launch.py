@@ -90,6 +90,8 @@ def prepare(
     launch = Launch(argv=argv, env=env, cwd=str(cwd), log_limit=LIMIT, kill_wait=KILL_WAIT, notes=notes)
     if spec.command is not None and spec.share is not None and spec.share.gpu == "switched":
         launch["turns"] = True
+    if spec.host is not None:
+        launch["host"] = {name: value for name in ("memory", "cpus") if (value := getattr(spec.host, name)) is not None}
     return launch
 
 
@@ -113,7 +115,7 @@ def _argv(assignment: Assignment, spec: JobSpec) -> list[str]:
 
 
 def _directory(assignment: Assignment, spec: JobSpec, run: RunDir) -> Path:
-    field, given = ("snapshot", assignment.snapshot) if assignment.snapshot else ("workdir", spec.workdir)
+    field, given = ("snapshot", rundir.snapshot_of(run.home, assignment)) if assignment.snapshot else ("workdir", spec.workdir)
     if not given:
         return run.path
     path = Path(given)

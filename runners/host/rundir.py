@@ -44,6 +44,8 @@ CPUS, TURN, INPUT, REPLICAS = "cpus.json", "turn.json", "input.json", "replicas.
 TAKES_TURNS = "takes-turns"
 STOP_SEEN, DONE = "stop-seen", "done"
 
+BY_DIGEST = "sha256:"  #: as in the protocol, which takes a while to import
+
 _LARGEST = 16 << 20  #: bytes of a JSON file of the directory
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC  #: fails at a pipe that nobody reads, rather than to wait
 
@@ -130,6 +132,13 @@ class RunDir:
 def checkpoints_of(run: RunDir, assignment: Assignment) -> Path:
     """Where the checkpoints of its job lie: in the home, or in the directory that the runners share."""
     return run.checkpoints if assignment.checkpoints is None else Path(assignment.checkpoints)
+
+
+def snapshot_of(home: Path, assignment: Assignment) -> Path | None:
+    """The directory of the copied tree in which a job runs; None: it runs where it was submitted from."""
+    if assignment.snapshot is None or not assignment.snapshot.startswith(BY_DIGEST):
+        return Path(assignment.snapshot) if assignment.snapshot else None
+    return home / "snapshots" / assignment.snapshot.removeprefix(BY_DIGEST)
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:

@@ -27,9 +27,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from ...engine.errors import StokerError, UsageError, nearest
+from ...engine.home import ENV_IMPORTING
 from ...engine.protocol import Assignment
 from ...engine.spec.model import SERVES, JobSpec, Serve
-from ..host.rundir import ENV_CHECKPOINTS, ENV_RUN_DIR, OOM_EXIT, OOM_MARKER, PREEMPTED_EXIT
+from ..host.rundir import ENV_CHECKPOINTS, ENV_JOB, ENV_RUN_DIR, OOM_EXIT, OOM_MARKER, PREEMPTED_EXIT
 from . import script
 
 if TYPE_CHECKING:
@@ -205,8 +206,12 @@ def _entrypoint(name: str) -> Callable[..., Any]:
         raise UsageError(f"entrypoint: {name!r} is not of the form module:function")
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)  # as `python script.py` does, also where PYTHONSAFEPATH is set
-    with _import_errors(name, module_name):
-        module = importlib.import_module(module_name)
+    os.environ[ENV_IMPORTING] = os.environ.get(ENV_JOB, "0")  # what it would submit is refused
+    try:
+        with _import_errors(name, module_name):
+            module = importlib.import_module(module_name)
+    finally:
+        del os.environ[ENV_IMPORTING]
     function: Callable[..., Any] | None = getattr(module, attribute, None)
     if not callable(function):
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]

@@ -60,7 +60,7 @@ def test_of_two_neither_trains_alone_while_the_daemon_is_dead(tmp_path: Path) ->
 
 
 def test_three_lose_the_first_and_its_lighthouse_without_a_daemon_and_it_does_not_begin_anew_beside_them(tmp_path: Path) -> None:
-    """The trial's two splits: who comes back looks for the group at another lighthouse, and who is killed before it took a step."""
+    """The two splits of the trial: one comes back and looks at another lighthouse, one is killed before it took a step."""
     with world(tmp_path, counting(least=2, steps=60, pace=0.004)) as there:
         first, second, third = there.start(0, 1, 2)
         there.until_step(first, 3)
