@@ -43,7 +43,8 @@ class Member:
 
     @property
     def log(self) -> str:
-        return (self.directory / "output.log").read_text()
+        path = self.directory / "output.log"
+        return path.read_text() if path.exists() else ""
 
     @property
     def reports(self) -> list[dict[str, Any]]:

@@ -138,3 +138,17 @@ def test_a_replica_without_torchft_says_what_to_install(monkeypatch: pytest.Monk
         UsageError, match=r"replicas: the package torchft is not installed here; install it with: pip install '.\[replicas\]'"
     ):
         Group(settings, lambda: None, lambda: False, print)
+
+
+def test_a_replica_may_come_back_on_any_host_while_another_one_has_the_state(daemon: Daemon) -> None:
+    first, second, _ = submitted(daemon)
+    leases = [daemon.grant(first, "h1"), daemon.grant(second, "h2")]
+    for node, lease in zip(("h1", "h2"), leases, strict=True):
+        daemon.tell(node, lease, "running", 0.0, run_dir=f"/{node}/jobs/{lease}/run-{lease}")
+        record = Record(seq=1, ts=0.0, step=5, checkpoint=5)
+        report = Report(node=node, session=daemon.sessions[node], records=[Records(lease=lease, rank=0, records=[record])])
+        daemon.store.write(registration.report, report)
+    daemon.tell("h2", leases[1], "exited", 0.0, outcome="lost", saved=1000)
+    assert daemon.store.rows("policy/places_of_jobs", [second]) == []
+    daemon.tell("h1", leases[0], "exited", 0.0, outcome="lost", saved=1000)  # now their checkpoints are all that is left
+    assert [job for job, _ in daemon.store.rows("policy/places_of_jobs", [first, second])] == [first, second]

@@ -25,7 +25,7 @@ def test_a_group_outlives_a_cut_link_and_a_host(tmp_path: Path) -> None:
             host.runner()
         job = {
             "name": "lm", "entrypoint": "counting:build", "workdir": str(HERE), "params": {"pace": 0.03, "hurry": str(tmp_path / "hurry")},
-            "replicas": {"min": 3, "max": 3, "global_batch": 16, "quorum_timeout": "2s"}, "stop": {"iterations": STEPS},
+            "replicas": {"min": 2, "max": 3, "global_batch": 16, "quorum_timeout": "2s"}, "stop": {"iterations": STEPS},
         }  # fmt: skip
         (tmp_path / "lm.yaml").write_text(yaml.safe_dump(job))
         said = first.stoker("submit", str(tmp_path / "lm.yaml"))
