@@ -13,7 +13,7 @@ import msgspec
 
 from ..errors import Conflict, NoRoom, NotFound, StokerError, Unauthorized, UsageError, nearest
 from ..fleet.remote_logs import Source, source_of
-from ..forecast.explain import expected, serving, shared_input
+from ..forecast.explain import expected, replicas, serving, shared_input
 from ..forecast.explain import explain as explain_job
 from ..forecast.in_the_way import BEHIND, RESOURCES, InTheWay, in_the_way
 from ..jobs.control import Control, control
@@ -26,6 +26,7 @@ from ..jobs.submission import SubmitRequest, check, pools_of, submit
 from ..json_rows import objects
 from ..logfile import Piece, Place, read_log, read_timed
 from ..logfile import since as place_since
+from ..protocol import BundleKept, SnapshotPiece
 from ..spec.check import MAX_PRIORITY, require_all, require_provenance, require_time
 from ..spec.expand import with_deadlines
 from ..spec.model import SERVES, JobSpec, Submission
@@ -47,6 +48,7 @@ USUAL = 1000  #: jobs of a listing that does not ask for more
 MOST_METRICS = 20_000  #: values of one answer; a record has fewer
 FEW = 100  #: jobs of a submission that are checked in a moment
 MAX_LOG_WAIT = 25.0  #: seconds
+LARGEST_SNAPSHOT = 128 << 20  #: bytes of a tar: what is in it is half of that at most
 LOOK, LOOK_AFAR = 0.2, 1.0  #: seconds between looks at a log, here and through another host's runner
 _BEGINNING = 2  #: how well a word fits of which a name only begins, in `api/resolve`
 
@@ -201,6 +203,7 @@ async def show(call: Call) -> dict[str, Any]:
             "progress": progress[0] if progress else None,
             "serving": serving(store, job) if row["kind"] == SERVES else None,
             "shared_input": shared_input(store, job),
+            "replicas": replicas(store, job),
             "expected": expected(store, job),
             "silent": objects(store, "api/silent", job),
             "leases": objects(store, "api/leases", job),
@@ -403,7 +406,16 @@ def _unstored(daemon: Services, request: Control, refused: NoRoom) -> StokerErro
     return daemon.unstored.take([(control, request)], leases, refused)
 
 
+async def snapshot_piece(call: Call) -> BundleKept:
+    message = await call.message(SnapshotPiece)
+    return await call.upload(
+        call.daemon.bundles.take, message.digest, message.offset, message.data, last=message.last, at_most=LARGEST_SNAPSHOT,
+        what="--snapshot",
+    )  # fmt: skip
+
+
 ENDPOINTS = [
+    endpoint("/v1/snapshots", "submit", snapshot_piece, ["POST"]),
     endpoint("/v1/jobs", "submit", submit_jobs, ["POST"]),
     endpoint("/v1/jobs", "read", list_jobs),
     endpoint("/v1/jobs/{ref}", "read", show),

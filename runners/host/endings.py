@@ -24,6 +24,8 @@ _KILLED = re.compile(rb"is killed by signal: Killed")
 _FIRST_RANK = re.compile(
     rb"^Root Cause \(first observed failure\):$.*?^ *rank +: (\d{1,9})\b.*?^ *exitcode +: (-?\d{1,9})\b", re.MULTILINE | re.DOTALL
 )
+UNHEARD = "unheard"  #: the reason of a stop because the daemon was not heard
+NOT_HEARD = "the daemon was not heard for too long (runners.fence_after)"
 HOST_MEMORY = "host.memory"  #: stop reason of a job that takes more of the host's memory than it may
 TERMINATED = "terminated"  #: stop reason when the supervisor is signalled by somebody else, as at a shutdown
 
@@ -94,6 +96,8 @@ SMALLER = "give a recipe or entrypoint memory: {cap: SIZE}"
 
 
 def _stopped(reason: str, grace: float, killed: bool) -> Ending:
+    if reason == UNHEARD:
+        return Ending("lost", f"stopped: {NOT_HEARD}; it goes on from its last checkpoint")
     if reason == TERMINATED:
         return Ending("lost", "stopped from outside Stoker, as at a shutdown of the machine; it goes on from its last checkpoint")
     if killed and grace == 0:

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, Protocol, TypedDict
 
 from ...engine import identity
 from ...engine.identity import Process, Stat
+from ..network.heard import LOOK, overdue_in
 from . import endings, processes
 from .lease_log import RotatingLog
 from .rundir import DONE, ENV_LEASE, STOP_SEEN, reserve, write_atomically
@@ -66,6 +67,8 @@ class Launch(TypedDict):
     kill_wait: float  #: seconds to wait for processes after SIGKILL
     notes: NotRequired[list[str]]  #: lines that its log begins with
     turns: NotRequired[bool]  #: it is a command that shares its GPU by turns
+    heard: NotRequired[str]  #: file that says when the daemon was heard
+    grace: NotRequired[float]  #: seconds to leave, when that is too long ago
     cold: NotRequired[str]  #: why it is started in a fresh process
     host: NotRequired[dict[str, int]]  #: memory (bytes) and cpus of this host that it may use
 
@@ -128,6 +131,7 @@ class Supervisor:
         self.launchers: set[Process] = set()  #: those whose ranks have been asked
         self.kill_at: float | None = None
         self.turns: CommandTurns | None = None
+        self.look_at = 0.0  #: monotonic time at which it is looked next whether the daemon is heard
         self.limits: HostLimits | None = None
         self.killed = False  #: the grace was over while processes still ran
         self.kernel_kills = oom_kills()
@@ -148,6 +152,9 @@ class Supervisor:
         """Start the command, and return when exit.json is written."""
         if stop := read_stop(self.run_dir):  # it came before we were there to be signalled
             self._write_exit("stopped", f"{stop['reason']} before it was started", stop["reason"])
+            return
+        if (left := self._patience()) is not None and left <= 0:
+            self._write_exit("lost", f"not started: {endings.NOT_HEARD}", endings.UNHEARD)
             return
         with contextlib.suppress(OSError):  # a disk that is full already: there may be room again at the end
             reserve(self.run_dir / "exit.json", _EXIT_BYTES)  # else a disk that fills up makes a finished job a lost one
@@ -237,11 +244,12 @@ class Supervisor:
         give_up: float | None = None
         while True:
             ending = self.stop is not None or self.exit_code is not None
-            for key, _ in self.selector.select(_TICK if ending else None if self.limits is None else _LOOK):
+            for key, _ in self.selector.select(_TICK if ending else self._next_look()):
                 key.data()
             if self.limits is not None and self.exit_code is None and self.limits.exceeded():
                 self._stop(Stop(reason=endings.HOST_MEMORY, grace=0.0))
             childless = self._reap()
+            self._look_for_daemon()
             if self.stop is None and self.exit_code is None:
                 continue
             if self.turns is not None:  # who leaves does so at once, and is not stopped again
@@ -261,6 +269,25 @@ class Supervisor:
             give_up = give_up or now + self.launch["kill_wait"]
             if now >= give_up:
                 return left
+
+    def _patience(self) -> float | None:
+        """Seconds for which the job may go on without a word of the daemon; None: for ever."""
+        path = self.launch.get("heard")
+        return None if path is None else overdue_in(path)
+
+    def _next_look(self) -> float | None:
+        """Seconds until it is looked whether the daemon is heard, or at the memory of its job; None: at neither."""
+        looks = [] if "heard" not in self.launch else [max(self.look_at - time.monotonic(), 0.0)]
+        return min([*looks, *([] if self.limits is None else [_LOOK])], default=None)
+
+    def _look_for_daemon(self) -> None:
+        """Stop when the daemon was not heard for too long; what came of the grace while this host slept does not come again."""
+        if self.stop is not None or self.exit_code is not None or "heard" not in self.launch or time.monotonic() < self.look_at:
+            return
+        left = self._patience()
+        self.look_at = time.monotonic() + (LOOK if left is None else min(max(left, 0.0), LOOK))
+        if left is not None and left <= 0:
+            self._stop(Stop(reason=endings.UNHEARD, grace=max(self.launch.get("grace", 30.0) + left, 0.0)))
 
     def _ask(self, left: list[Stat]) -> None:
         """SIGTERM, once each, to those who decide for the others. A process that is stopped would not hear it."""
@@ -448,7 +475,8 @@ def supervise(supervisor: Supervisor) -> int:
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
     supervisor.watch_signals()
-    if not register(supervisor.run_dir, processes.myself(), warm=supervisor.warm, cold=supervisor.launch.get("cold")):
+    facts = {"warm": supervisor.warm, "cold": supervisor.launch.get("cold"), "fences": "heard" in supervisor.launch}
+    if not register(supervisor.run_dir, processes.myself(), **facts):
         return TAKEN
     supervisor.run()
     return 0

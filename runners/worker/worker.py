@@ -132,6 +132,14 @@ def _trained(assignment: Assignment, spec: JobSpec, ranks: Ranks) -> int:
 
         Server(task, spec.serve or Serve(), begin_from, ranks, Path(os.environ[ENV_RUN_DIR]), spec.hang_after).run()
         return PREEMPTED_EXIT
+    if spec.replicas is not None and not assignment.profile:
+        from ..replicas.replica_trainer import ReplicaTrainer, word_in
+
+        where = word_in(Path(os.environ[ENV_RUN_DIR]), assignment)
+        done = ReplicaTrainer(task, spec.stop, script.checkpoint_dir(), ranks, spec.replicas, assignment, where, begin_from).run()
+        if done:
+            script.done()
+        return 0 if done else PREEMPTED_EXIT
     # Nothing may keep the trainer until the group is left.
     work = _work(spec, task, ranks)
     loading: dict[str, Any] = {"reuse": spec.reuse, "pipeline": spec.pipeline, "work": work}

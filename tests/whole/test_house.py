@@ -32,8 +32,8 @@ MAY_IMPORT = {
     "client.submitting": ("", "client", "engine.client", "engine.errors", "engine.home", "engine.spec.provenance"),
     "policies": ("policies",),
     "runners": (
-        "", "runners", "engine.client", "engine.errors", "engine.home", "engine.identity", "engine.logfile", "engine.protocol",
-        "engine.spec.model", "engine.streams",
+        "", "runners", "engine.client", "engine.errors", "engine.home", "engine.hosts.bundles", "engine.identity", "engine.logfile",
+        "engine.protocol", "engine.spec.model", "engine.streams",
     ),
     "engine": ("", "engine", "policies"),
     # Recipes and their parameters are checked where jobs come as people write them; the module is a table of names, without torch.
@@ -46,7 +46,7 @@ MAY_IMPORT = {
     ),
     "engine.fleet": (
         "engine.fleet", "engine.jobs", "engine.store", "engine.spec", "engine.estimation.speeds", "engine.errors", "engine.format",
-        "engine.home", "engine.identity", "engine.logfile", "engine.protocol", "policies.contract",
+        "engine.home", "engine.hosts", "engine.identity", "engine.logfile", "engine.protocol", "policies.contract",
     ),
     "engine.scheduling": (
         "engine.scheduling", "engine.hosts", "engine.jobs", "engine.store", "engine.spec", "engine.errors", "engine.home",
@@ -84,7 +84,8 @@ MAY_IMPORT = {
     "engine.cli.pool": ("engine.cli", "", "engine.errors", "engine.format", "runners.recipes"),
     "engine.cli.prompt_checks": ("engine.errors", "engine.home", "engine.spec", "runners.recipes", "runners.prompts.labelled_files"),
     "engine.cli.submit": (
-        "client.following", "engine.cli", "", "engine.errors", "engine.format", "engine.spec", "engine.jobs.states", "runners.recipes",
+        "client.following", "engine.cli", "", "engine.errors", "engine.format", "engine.hosts.bundles", "engine.spec",
+        "engine.jobs.states", "runners.recipes",
     ),
 }  # fmt: skip
 
@@ -107,6 +108,7 @@ LIBRARIES = {
     "mlflow": ("client.export_mlflow",),
     "pynvml": ("runners.host.gpus", "engine.cli.checks"),
     "ortools": ("policies",),
+    "ray": ("engine.hosts.ray_runners",),
     "sklearn": ("policies.autosched",),
     "causallearn": ("policies.autosched",),
 }
