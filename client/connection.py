@@ -71,9 +71,11 @@ class Connection:
         requests = self._new() if free is None else free[1]
         try:
             yield requests
-        finally:
-            with self._lock:
-                self._free.append((where, requests))
+        except BaseException:
+            requests.close()  # whoever was interrupted has left an answer half read
+            raise
+        with self._lock:
+            self._free.append((where, requests))
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[Requests]:

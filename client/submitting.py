@@ -125,7 +125,9 @@ class Client(Connection):
             body |= {"spec": _text(file), "source": str(file)}
         if (spec is not None or file is not None) and over:
             body["over"] = over
-        if not dry_run:
+        if key is not None and file is None and "jobs" not in (spec or {}):
+            body |= {"over": {**body.get("over", {}), "idempotency_key": key}}  # the job's own, by which `after` may name it
+        elif not dry_run:
             body["key"] = key or self.new_key()
         return self.post_once("/v1/jobs", _plain(body))
 

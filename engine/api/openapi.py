@@ -13,7 +13,7 @@ import msgspec
 
 from ... import __version__
 from ..errors import KINDS
-from ..protocol import Hello, LastLog, LogPiece, Poll, Report
+from ..protocol import BundlePiece, BundleWanted, CheckpointSent, Hello, LastLog, LogPiece, Poll, Report, SnapshotPiece
 from ..traces.trace import Trace, TraceJob
 from . import jobs, kept, model_requests, operators, pool_calls, prompt_banks, reports, retries, simulations, traces, tuning
 from . import runner_calls as runner
@@ -38,7 +38,8 @@ SAID: dict[str, tuple[str, str, Any]] = {
     "GET /v1/jobs": ("jobs: array", "state user name label id since all arrays limit", None),
     "GET /v1/jobs/{ref}": (
         "job: object, tasks: array?, array: object?, tiers: array, dependencies: array, provenance: object?, progress: object?, "
-        "serving: object?, shared_input: object?, expected: object?, silent: array, leases: array, waiting: object?, events: array",
+        "serving: object?, shared_input: object?, replicas: object?, "
+        "expected: object?, silent: array, leases: array, waiting: object?, events: array",
         "", None),
     "GET /v1/jobs/{ref}/explain": (
         "job: object, summary: string, waiting: object?, guard: object?, before: object?, decisions: array, blockers: array, "
@@ -111,11 +112,15 @@ SAID: dict[str, tuple[str, str, Any]] = {
     "GET /v1/tunings": ("tunings: array", "", None),
     "POST /v1/runner/hello": (
         "session: integer, telemetry_interval: number, heartbeat: number, warm: string, turn: string, input_memory: number, "
-        "warm_memory: number, shared: object?, keeps_logs: boolean, download: boolean", "", Hello),
+        "warm_memory: number, shared: object?, keeps_logs: boolean, fence_after: number?, download: boolean", "", Hello),
     "POST /v1/runner/poll": (
-        "version: integer, leases: array, shutdown: string?, logs: array, warm: array, draining: boolean", "", Poll),
+        "version: integer, leases: array, shutdown: string?, logs: array, warm: array, draining: boolean, send: array", "", Poll),
     "POST /v1/runner/report": ("stale: array", "", Report),
     "POST /v1/runner/log": ("", "", LogPiece),
+    "POST /v1/runner/bundle_piece": ("bytes: integer, whole: boolean", "", BundlePiece),
+    "POST /v1/runner/bundle": ("application/octet-stream", "", BundleWanted),
+    "POST /v1/runner/checkpoint_sent": ("", "", CheckpointSent),
+    "POST /v1/snapshots": ("bytes: integer, whole: boolean", "", SnapshotPiece),
     "POST /v1/runner/last_log": ("", "", LastLog),
 }  # fmt: skip
 

@@ -84,7 +84,7 @@ def test_dates_durations_and_paths_are_as_a_file_would_have_them(at_home: Path) 
         ({"command": "python nowhere.py"}, "nowhere.py"),
         ({"command": "true", "workdir": "/nowhere"}, "workdir: '/nowhere' is not a directory"),
         ({"command": "true", "args": (1,)}, "args, kwargs: are for a function"),
-        ({"command": "true", "idempotency_key": "k" * 99}, "key"),
+        ({"command": "true", "idempotency_key": "k" * 201}, "idempotency_key: must be 1 to 200"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_exception_and_nothing_is_submitted(options: dict[str, Any], words: str) -> None:
@@ -98,6 +98,7 @@ def test_bad_input_is_one_exception_and_nothing_is_submitted(options: dict[str, 
 def test_the_same_key_submits_once_and_no_key_each_time() -> None:
     one, two = (client.submit(command="true", hold=True, name="keyed", idempotency_key="mine") for _ in range(2))
     assert one == two and two.existing and not one.existing
+    assert client.submit(command="true", name="later", hold=True, after=["mine"]).reason == "held"
     assert client.submit(command="true", hold=True) != client.submit(command="true", hold=True)
     with pytest.raises(client.Conflict, match="differs from it in priority"):
         client.submit(command="true", hold=True, name="keyed", priority=3, idempotency_key="mine")

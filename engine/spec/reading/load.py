@@ -44,7 +44,10 @@ def load_text(text: str, source: str, context: Context, overrides: Node | None =
 
 def load_value(value: Any, context: Context, overrides: Node | None = None) -> list[JobSpec]:
     """The same of what a text would hold, as JSON has it: errors name the field alone."""
-    return _load(lambda _: [tree.of_value(value)], "<spec>", context, overrides)
+    node = tree.of_value(value)
+    if node.size > tree.MAX_NODES:
+        raise UsageError(f"spec: more than {tree.MAX_NODES} values; split it, or use an array")
+    return _load(lambda _: [node], "<spec>", context, overrides)
 
 
 def _load(documents: Callable[[Gathered], list[Node]], source: str, context: Context, overrides: Node | None) -> list[JobSpec]:
