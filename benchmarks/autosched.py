@@ -42,7 +42,7 @@ from typing import Any
 
 import numpy as np
 from common import arguments, machine, progress, show
-from stoker.engine.autosched import learning, search_process
+from stoker.engine.autosched import search_process
 from stoker.engine.autosched.learning import Past, learnt_from
 from stoker.engine.autosched.moment_of_trace import history_of, situation_of, stand_at
 from stoker.engine.autosched.search_process import Answer, Request, Trials, find
@@ -150,7 +150,7 @@ def at_random(request: Request) -> Answer:
         if reward > found.gain:
             found.best, found.gain, found.figures = config, reward, figures
     found.seconds = time.monotonic() - began
-    return Answer(found, None, None, "")
+    return Answer(found)
 
 
 def over(asked: argparse.Namespace) -> float:
@@ -204,8 +204,9 @@ def learnt(workload: Workload, cluster: Cluster, asked: argparse.Namespace, opti
     """From the day before; ``shuffled``: with what came of each configuration shuffled."""
     past = Past(workload, cluster, DAY, math.inf)
     try:
-        model = learnt_from(past, asked.policy, dataclasses.asdict(registry.load(asked.policy).Config()), options, asked.objective)
+        model = learnt_from(past, asked.policy, {}, options, asked.objective)
         if not shuffled:
+            model.fit()
             return model
         rows, samples = np.random.default_rng(1).permutation(len(model.samples)), model.samples
         return CausalModel.learnt(
@@ -242,7 +243,7 @@ def run(task: tuple[int, str, int, Workload, argparse.Namespace]) -> list[Mappin
     number, way, seed, workload, asked = task
     cluster, options = Cluster.parse(asked.nodes), Options(errors=Errors(unknown=asked.unknown))
     began, cpu, learnt_in = time.monotonic(), time.process_time(), 0.0
-    learning.LEAST_SECONDS = search_process.LEAST_SECONDS = UNBOUNDED
+    search_process.LEAST_SECONDS = UNBOUNDED
     turns: list[Any] = []
     if way == "parts":
         return [{"window": number, "way": way, "parts": parts(workload, cluster, asked, options), "seconds": time.monotonic() - began}]

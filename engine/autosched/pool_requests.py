@@ -23,11 +23,8 @@ from ..forecast.admission import known_work
 from ..forecast.work_draws import Durations, Finished, endless
 from ..json_rows import objects
 from ..scheduling.ticks import Scheduling
-from ..sim.cluster import Cluster
 from ..sim.run_options import Options
-from ..sim.workload import make_workload
 from ..store.store import Store
-from .learning import SECONDS, Past
 from .predicted_work import Untold
 from .search_process import Request
 from .situation import LEAST_JOBS, History, Situation, look_ahead, usual_durations
@@ -105,20 +102,6 @@ class PoolRequests:
 
     def keep_predictor(self, pool: str, predictor: DurationRanges) -> None:
         self._predictors[pool] = predictor, self._clock()
-
-    def past(self, pool: str, view: View, period: float) -> Past | None:
-        """The jobs of the pool that have ended, on the GPUs that it has now; None: they are too few."""
-        history = self._jobs(pool, view.now)[0]
-        rows = np.flatnonzero(~np.isnan(history.duration) & (history.gpus <= len(view.gpus)))
-        if len(rows) < LEAST_JOBS:
-            return None
-        first = float(history.submitted[rows].min())
-        users, models = [history.user[row] for row in rows.tolist()], [history.model[row] for row in rows.tolist()]
-        workload = make_workload(
-            pool, history.submitted[rows] - first, history.duration[rows], history.gpus[rows], users=users, models=models
-        )
-        cluster = Cluster(tuple(np.bincount(view.gpus.node).tolist()))
-        return Past(workload, cluster, float(workload.submitted[-1]), min(SECONDS, period / HOUR))
 
     def _tried(self, pool: str, policy: str, config: dict[str, Any]) -> tuple[dict[str, Any], ...]:
         tried: list[dict[str, Any]] = []

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from ...policies import registry
-from ...policies.autosched.causal_model import CausalModel, Encoder, NoModel, Samples, samples_of
+from ...policies.autosched.causal_model import CausalModel, NoModel, samples_of
 from ...policies.autosched.duration_ranges import DurationRanges, NoPredictor
 from ...policies.autosched.search import (
     EPSILON,
@@ -35,19 +35,16 @@ from ...policies.contract import Floats
 from ...policies.keys import make_config
 from ..sim.simulation_error import SimulationError
 from .bounded_time import Hangs, bounded
-from .learning import Past, learnt_from
 from .predicted_work import Untold, accuracy_words, with_predicted
 from .situation import CutOff, Situation, aggregated, bound_of, features_of, measure
 
 SECONDS = 60.0  #: real time of a decision, learning included: then no other trial begins, and the one that is under way is cut off
-LEARNING = 0.5  #: share of it that learning may take
 CHECKING = 0.2  #: share of what is left then in which nothing of a search on grouped jobs begins: its best are tried on the jobs themselves
 FIRST_SECONDS = 30.0  #: processor time that the trial of what is in force may take
 TIMES_AS_LONG = 32.0  #: a trial may take so many times as long as that one, should its decisions be few and slow
 LEAST_SECONDS = 2.0  #: and so long in any case
 GRACE = 15.0  #: seconds beyond all that, after which the process is ended
 NICE = 15
-LEAST_NEW = 5  #: samples of a search that are worth fitting the model anew
 _SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -74,8 +71,7 @@ class Request:
     spread: float = SPREAD
     first: tuple[Configuration, ...] = ()  #: those that are tried first, such as what was best before
     aggregate: bool = True
-    model: CausalModel | None = None
-    learn: Past | None = None  #: with no model: from which one is learnt first
+    model: CausalModel | None = None  #: with too few samples it rejects nothing, and goes on collecting them
     untold: Untold | None = None  #: from which the durations are predicted that nobody has told; None: they are as the situation says
 
     @classmethod
@@ -94,9 +90,9 @@ class Answer:
     """What a search found, with the causal model that was at work and what was measured besides."""
 
     found: Found
-    model: CausalModel | None
-    measured: Samples | None
-    words: str  #: on the model; empty: none was asked for
+    model: CausalModel | None = None  #: of the request, with the samples of this search
+    at_work: bool = False  #: whether it predicted rewards in this search
+    words: str = ""  #: on the model, or why it was not at work; empty: none was asked for
     predictor: DurationRanges | None = None  #: of durations, that was at work
     durations: str = ""  #: on it; empty: none was asked for
 
@@ -111,32 +107,30 @@ def find(request: Request, told: Callable[[int, Trial], None] = lambda number, t
         raise Idle("no job is there or expected, so all configurations are alike")
     if request.objective == "slo" and not tried.has_deadlines:
         raise SearchFailed("no job at hand has a deadline, so by slo all configurations are alike")
-    model, unlearnt = request.model, ""
-    try:
-        if model is not None:
-            model.fit()
-        elif request.learn is not None:
-            past = dataclasses.replace(request.learn, seconds=min(request.learn.seconds, LEARNING * request.seconds))
-            model = learnt_from(past, policy, in_force, situation.options, request.objective, request.seed)
-    except NoModel as error:
-        model, unlearnt = None, str(error)
-    features, encoder = features_of(tried), Encoder(space_of(registry.load(policy).Config, in_force))
-    at_work = None if model is None else model.on(features, in_force)
+    model, at_work, words, features = request.model, None, "", features_of(tried)
+    if model is not None:
+        try:
+            at_work = model.on(features, in_force)
+            words = str(at_work)
+        except NoModel as error:
+            words = str(error)
     grouped = tried.jobs < situation.jobs
     now = time.monotonic()
     trials = Trials(policy, tried, ends_at - CHECKING * max(ends_at - now, 0.0) if grouped else ends_at)
     rows: list[tuple[Floats, Floats, float]] = []
 
+    def keep(config: Configuration, reference: Figures | None, figures: Figures | None) -> None:
+        if model is not None and reference is not None and figures is not None:
+            rows.append(model.encoder.sample(config, features, request.objective, reference, figures))
+
     def evaluate(config: Configuration) -> Figures:
-        known = trials.reference
+        reference = trials.reference
         try:
             figures = trials.measure(config)
         except NotMeasured as error:
-            if error.figures is not None and known is not None:
-                rows.append(encoder.sample(config, features, request.objective, known, error.figures))
+            keep(config, reference, error.figures)
             raise
-        if known is not None:
-            rows.append(encoder.sample(config, features, request.objective, known, figures))
+        keep(config, reference, figures)
         return figures
 
     try:
@@ -152,7 +146,9 @@ def find(request: Request, told: Callable[[int, Trial], None] = lambda number, t
         found = _checked(found, trials, request.objective)
     if found.best != found.in_force:
         found = without_idle(found, space, trials.measure)
-    return Answer(found, model, samples_of(rows) if len(rows) >= LEAST_NEW else None, str(at_work or unlearnt), predictor, durations)
+    if model is not None and rows:
+        model = model.relearnt(samples_of(rows))
+    return Answer(found, model, at_work is not None, words, predictor, durations)
 
 
 class Trials:
@@ -246,11 +242,16 @@ def find_apart(request: Request, told: Callable[[int, Trial], None] = lambda num
 
 
 def _work(pipe: Connection, request: Request) -> None:
-    os.nice(NICE)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # that is for the process that people see, which ends this one
+    step_aside()
     try:
         pipe.send(find(request, lambda number, trial: pipe.send((number, trial))))
     except (ValueError, SearchFailed) as error:
         pipe.send(error)
     except Exception as error:  # a policy may be anybody's code
         pipe.send(SearchFailed(f"unexpected {type(error).__name__}: {error}"))
+
+
+def step_aside() -> None:
+    """In a process of its own: it is in nobody's way, and leaves Ctrl-C to the process that people see, which ends this one."""
+    os.nice(NICE)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from ...policies import registry
-from ...policies.autosched.causal_model import CausalModel, NoModel, Samples
+from ...policies.autosched.causal_model import CausalModel
 from ...policies.autosched.search import EPSILON, TRIALS
-from ...policies.autosched.search_space import space_of
 from ..sim.run_options import Options
 from ..sim.simulator import Simulation
 from ..sim.study import Choice
@@ -21,7 +20,6 @@ from .situation import LEAST_JOBS, Situation
 from .tuning_controller import ROUNDING, Controller, Trigger, has_harmed, measured_gain, refusal, tried_before
 
 PERIOD = 3600.0
-LEARNT_FROM = 120  #: samples of searches from which the causal model is learnt
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +71,7 @@ class SimulatedTuning:
     _controller: Controller = field(init=False)
     _change: _Change | None = None  #: the newest, until it was measured: one that another followed is never taken back
     _rolled_back: list[tuple[float, dict[str, Any]]] = field(default_factory=list)  #: when, and which configuration
-    _samples: Samples | None = None
-    model: CausalModel | None = None  #: one that was learnt before; None: it is learnt from what searches measure
+    model: CausalModel | None = None  #: it goes on learning from each search; None: nothing was learnt before
 
     def __post_init__(self) -> None:
         self._controller = Controller(self.period)
@@ -95,18 +92,17 @@ class SimulatedTuning:
         except SearchFailed:
             return
         self._put(simulation, answer, trigger)
-        if self.causal:
-            self._learn(answer)
+        self.model = answer.model
 
     def _request(self, simulation: Simulation) -> Request:
         # Where nothing is unknown there is nothing to predict.
         predictor = self._predictor if self.options.errors.unknown > 0 else None
         situation = situation_of(simulation, self.policy, self.options, predictor)[0] if self.looks is None else self.looks(simulation)
-        return Request.of(
+        request = Request.of(
             replace(situation, period=self.period), self.config, self.objective, self.trials, epsilon=self.epsilon,
             seed=1000 * self.seed + len(self.turns), first=tuple(self.tried), aggregate=self.aggregate,
-            model=self.model if self.causal else None,
         )  # fmt: skip
+        return replace(request, model=self.model or CausalModel.untrained(request.space, self.objective)) if self.causal else request
 
     def did(self) -> dict[str, int]:
         """Searches, how many of them changed what was in force, and how many of these changes were taken back."""
@@ -140,20 +136,6 @@ class SimulatedTuning:
             self.tried = tried_before(found.in_force, self.tried)
             self._change = _Change(simulation.now, found.in_force, found.best, found.reference.soon)
             self._set(simulation, found.best)
-
-    def _learn(self, answer: Answer) -> None:
-        """The causal model from what searches have measured: until there is enough nothing is rejected."""
-        if answer.measured is None:
-            return
-        self._samples = answer.measured if self._samples is None else self._samples.plus(answer.measured)
-        try:
-            if self.model is not None:
-                self.model = self.model.relearnt(answer.measured)
-            elif len(self._samples) >= LEARNT_FROM:
-                space = space_of(registry.load(self.policy).Config, self.config)
-                self.model = CausalModel.learnt(space, self.objective, self._samples)
-        except NoModel:
-            self.model = None
 
 
 def taken_of_period(simulation: Simulation, begin: float, period: float) -> float | None:

@@ -45,7 +45,7 @@ def keep_model(tx: Transaction, batch: Sequence[StoredModel]) -> Sequence[None]:
     return [None] * len(batch)
 
 
-def stored_model(store: Store, pool: str, policy: str, objective: str, space: Space) -> CausalModel | None:
-    """None: there is none of this version of the policy."""
+def stored_model(store: Store, pool: str, policy: str, objective: str, space: Space) -> CausalModel:
+    """That of this version of the policy; one without samples where there is none yet."""
     rows = store.rows("policy/causal_model", pool, policy, objective, version_of(policy))
-    return CausalModel.of_plain(space, objective, json.loads(rows[0][0])) if rows else None
+    return CausalModel.of_plain(space, objective, json.loads(rows[0][0])) if rows else CausalModel.untrained(space, objective)

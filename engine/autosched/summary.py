@@ -33,7 +33,7 @@ def summary_of(answer: Answer, request: Request) -> dict[str, Any]:
     ]
     failures = Counter(trial.why for trial in found.trials if trial.outcome == "failed")
     model = _of_model(answer)
-    edges = answer.model.edges() if answer.model else []
+    edges = answer.model.edges() if answer.model and answer.at_work else []
     return {
         "policy": policy,
         "objective": request.objective,
@@ -71,7 +71,7 @@ def _are_alike(answer: Answer) -> bool:
 
 def _of_model(answer: Answer) -> str:
     """What it was learnt from, and whether it has proved itself: one that has not rejects nothing."""
-    if not answer.model:
+    if not answer.at_work:
         return f"none{': ' if answer.words else ''}{answer.words}; nothing was rejected"
     found = answer.found.agreement
     if found is None:

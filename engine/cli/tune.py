@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import time
@@ -121,9 +122,9 @@ def _trace(app: App, given: Mapping[str, Any], only: tuple[str, ...], ranges: Ma
 
 def _request(app: App, given: Mapping[str, Any], only: tuple[str, ...], ranges: Mapping[str, tuple[float, float]]) -> tuple[Request, str]:
     """The moment of the trace, and the words on what is expected then."""
-    from ..autosched.learning import Past
+    from ..autosched.learning import Past, learnt_apart
     from ..autosched.moment_of_trace import DailyPredictor, situation_of, stand_at
-    from ..autosched.search_process import Request
+    from ..autosched.search_process import SECONDS, Request
     from ..sim.run_options import Options
     from ..sim.simulation_error import SimulationError
     from ..sim.study import choose
@@ -149,12 +150,15 @@ def _request(app: App, given: Mapping[str, Any], only: tuple[str, ...], ranges: 
     pools = {job.key: job.pool or "" for job in trace.jobs}
     vcs = [pools.get(key, "") for key in workload.key]
     situation, words = situation_of(simulation, choice.policy, Options(), DailyPredictor() if given["learn"] else None, vcs)
-    learn = Past(workload, cluster, at) if given["learn"] else None
-    asked = given["objective"], given["trials"]
+    objective, seed, began = given["objective"], given["seed"], time.monotonic()
     try:
-        return Request.of(situation, choice.config, *asked, only=only, ranges=ranges, seed=given["seed"], learn=learn), words
+        request = Request.of(situation, choice.config, objective, given["trials"], only=only, ranges=ranges, seed=seed)
     except ValueError as error:
         raise UsageError(str(error)) from None
+    if given["learn"]:
+        model = learnt_apart(Past(workload, cluster, at), choice.policy, choice.config, Options(), objective, seed)
+        request = dataclasses.replace(request, model=model, seconds=SECONDS - (time.monotonic() - began))
+    return request, words
 
 
 def _told(trials: int) -> Any:

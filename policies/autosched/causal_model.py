@@ -30,7 +30,7 @@ from ..arrays import Floats, Ints
 from .search import METRICS, Figures, reward_of
 from .search_space import Configuration, Space
 
-LEAST_SAMPLES = 60
+LEAST_SAMPLES = 120  #: of searches, without which nothing is learnt
 ALPHA = 0.05  #: of the tests of independence
 WORKLOAD = ("jobs", "load", "length", "arrivals")  #: features of a workload, see `workload_features`
 NEAR = 0.15  #: width of the kernel of the correction, root mean square of units
@@ -43,10 +43,8 @@ class NoModel(Exception):
     """There is none, and one line says why."""
 
 
-def require_extra() -> None:
-    """Raises NoModel where the extra is not installed: said before anything is simulated to learn from."""
-    if importlib.util.find_spec("causallearn") is None or importlib.util.find_spec("sklearn") is None:
-        raise NoModel("the extra is not installed: pip install '.[autosched]' in Stoker's source tree")
+def has_extra() -> bool:
+    return all(importlib.util.find_spec(name) is not None for name in ("causallearn", "sklearn"))
 
 
 def workload_features(jobs: int, gpus: int, wanted: float, left: Floats, arrivals: int) -> Floats:
@@ -74,6 +72,10 @@ class Samples:
 
     def plus(self, other: Samples) -> Samples:
         return Samples(*(np.concatenate((getattr(self, name), getattr(other, name))) for name in ("first", "metrics", "target")))
+
+    @classmethod
+    def none(cls, encoder: Encoder) -> Samples:
+        return cls(np.zeros((0, len(encoder.keys) + len(WORKLOAD))), np.zeros((0, len(METRICS))), np.zeros(0))
 
     def newest(self, count: int) -> Samples:
         return Samples(self.first[-count:], self.metrics[-count:], self.target[-count:])
@@ -115,10 +117,10 @@ class Graph:
     of_objective: tuple[str, ...]
 
 
-def learn_graph(samples: Samples, names: Sequence[str], alpha: float = ALPHA) -> Graph:
-    """FCI with the layers as tiers, and its result oriented by them. Raises NoModel where the extra is not there or too little was seen."""
+def learn_graph(samples: Samples, alpha: float = ALPHA) -> Graph:
+    """FCI with the layers as tiers, and its result oriented by them. Raises NoModel where too little was seen."""
     if len(samples) < LEAST_SAMPLES:
-        raise NoModel(f"{len(samples)} samples; {LEAST_SAMPLES} are needed")
+        raise NoModel(f"it is learnt once searches have simulated {LEAST_SAMPLES} configurations; so far {len(samples)}")
     if np.ptp(samples.target) < 1e-9:
         raise NoModel("all configurations came out alike")
     data = np.column_stack((samples.first, samples.metrics, samples.target))
@@ -163,12 +165,10 @@ def directed(matrix: Ints, layer: Ints) -> list[tuple[int, int]]:
 
 
 def _fci(data: Floats, layer: Ints, alpha: float) -> list[tuple[int, int]]:
-    try:
-        from causallearn.graph.GraphNode import GraphNode
-        from causallearn.search.ConstraintBased.FCI import fci
-        from causallearn.utils.PCUtils.BackgroundKnowledge import BackgroundKnowledge
-    except ImportError:
-        raise NoModel("the extra is not installed: pip install '.[autosched]' in Stoker's source tree") from None
+    from causallearn.graph.GraphNode import GraphNode
+    from causallearn.search.ConstraintBased.FCI import fci
+    from causallearn.utils.PCUtils.BackgroundKnowledge import BackgroundKnowledge
+
     names = [f"X{number + 1}" for number in range(len(layer))]
     nodes = [GraphNode(name) for name in names]
     knowledge = BackgroundKnowledge()
@@ -213,23 +213,27 @@ def _ranks(data: Floats) -> Floats:
 
 @dataclass
 class CausalModel:
-    """Structure, regressors and the samples that they were learnt from."""
+    """Structure, regressors and the samples that they are learnt from. Without enough samples it has no structure yet."""
 
     encoder: Encoder
     objective: str
     samples: Samples
-    graph: Graph
+    graph: Graph = Graph({}, ())  #: empty: it is learnt before the regressors are fitted
     regressors: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def learnt(cls, space: Space, objective: str, samples: Samples) -> CausalModel:
-        encoder = Encoder(space)
-        model = cls(encoder, objective, samples, learn_graph(samples, [*encoder.names, *WORKLOAD]))
+        model = cls(Encoder(space), objective, samples)
         model.fit()
         return model
 
+    @classmethod
+    def untrained(cls, space: Space, objective: str) -> CausalModel:
+        """That of the first search."""
+        return cls(Encoder(space), objective, Samples.none(Encoder(space)))
+
     def relearnt(self, more: Samples) -> CausalModel:
-        """With what was measured since: the same structure, regressors fitted anew."""
+        """With samples of another search: the same structure, if there is one, and regressors fitted anew."""
         return CausalModel(self.encoder, self.objective, self.samples.plus(more).newest(MOST_SAMPLES), self.graph)
 
     def plain(self) -> dict[str, Any]:
@@ -248,13 +252,14 @@ class CausalModel:
         return {**self.__dict__, "regressors": {}}
 
     def fit(self) -> None:
-        """Fit the regressors, unless they are. Raises NoModel where the extra is not installed."""
+        """Learn the structure and fit the regressors, unless that is done. Raises NoModel where the extra or samples are missing."""
         if self.regressors:
             return
-        try:
-            from sklearn.ensemble import ExtraTreesRegressor
-        except ImportError:
-            raise NoModel("the extra is not installed: pip install '.[autosched]' in Stoker's source tree") from None
+        if not has_extra():
+            raise NoModel("the extra is not installed: pip install '.[autosched]' in Stoker's source tree")
+        if not self.graph.of_objective:
+            self.graph = learn_graph(self.samples)
+        from sklearn.ensemble import ExtraTreesRegressor  # takes seconds beside other work: not before there is enough to learn from
 
         def fitted(x: Floats, y: Floats) -> Any:
             return ExtraTreesRegressor(TREES, min_samples_leaf=2, random_state=0, n_jobs=1).fit(x, y) if x.shape[1] else float(y.mean())
@@ -340,9 +345,8 @@ class OnWorkload:
         return f"of {len(self.model.samples)} simulations; {', '.join(sorted(keys)) or 'no key'} play a part"
 
 
-def samples_of(rows: Sequence[tuple[Floats, Floats, float]]) -> Samples | None:
-    if not rows:
-        return None
+def samples_of(rows: Sequence[tuple[Floats, Floats, float]]) -> Samples:
+    """``rows``: one at least."""
     return Samples(np.array([row for row, _, _ in rows]), np.array([row for _, row, _ in rows]), np.array([row for _, _, row in rows]))
 
 

@@ -151,5 +151,5 @@ def test_a_model_made_again_of_what_is_stored_predicts_the_same() -> None:
 
 
 def test_too_little_says_so() -> None:
-    with pytest.raises(NoModel, match=r"5 samples; 60 are needed"):
-        learn_graph(samples(5), [])
+    with pytest.raises(NoModel, match="once searches have simulated 120 configurations; so far 5"):
+        learn_graph(samples(5))

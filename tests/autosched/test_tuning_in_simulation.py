@@ -34,11 +34,10 @@ from stoker.engine.sim.simulator import Simulation, simulate
 from stoker.engine.sim.study import choose
 from stoker.engine.sim.workload import Workload, make_workload
 from stoker.policies import registry
-from stoker.policies.autosched.causal_model import NoModel
+from stoker.policies.autosched.causal_model import CausalModel, NoModel, Samples
 from stoker.policies.autosched.duration_ranges import NoPredictor
 from stoker.policies.contract import Floats, Plan, View
 from stoker.policies.keys import tunable
-from stoker.policies.tiresias import Tiresias
 
 CLUSTER = Cluster.parse("2x4")
 HOUR = 3600.0
@@ -101,19 +100,15 @@ def test_a_trial_knows_of_durations_what_the_policy_knows() -> None:
 @pytest.mark.slow
 def test_what_comes_after_now_changes_no_decision(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_process, "LEAST_SECONDS", 60.0)  # a bound of processor time is the one thing that depends on the machine
-    monkeypatch.setattr(learning, "LEAST_SECONDS", 60.0)
-    monkeypatch.setattr(learning, "MOMENTS", 5)
+    monkeypatch.setattr(learning, "SEARCHES", 5)
     as_it_was = crowded(jobs=100)
     both = (as_it_was, altered_after(as_it_was, NOW))
     searches = [find(Request.of(at(workload), {}, trials=5)) for workload in both]
     first, second = ([(trial.config, trial.reward) for trial in answer.found.trials] for answer in searches)
     assert first == second
     pytest.importorskip("causallearn")
-    in_force = dataclasses.asdict(Tiresias.Config())
-    one, other = (
-        learnt_from(Past(workload, CLUSTER, NOW, math.inf), "tiresias", in_force, Options(), "jct").samples.target for workload in both
-    )
-    assert one.tolist() == other.tolist()
+    one, other = (learnt_from(Past(workload, CLUSTER, NOW, math.inf), "tiresias", {}, Options(), "jct").samples.target for workload in both)
+    assert one.tolist() == other.tolist() and len(one) > 40
 
 
 @pytest.mark.slow
@@ -174,8 +169,27 @@ def test_a_simulation_tunes_itself_and_a_run_with_the_configuration_in_force_is_
     control = SimulatedTuning("tiresias", {}, Options(), trials=4)
     tuned = simulate(workload, CLUSTER, registry.create("tiresias", {}), Options(), control=control).fates.ended
     assert control.turns and np.isfinite(tuned).all()
+    assert control.model is not None and len(control.model.samples) >= 3 * len(control.turns) - 3, "it learns from each search"
     still = SimulatedTuning("tiresias", {}, Options(), trials=1)
     assert simulate(workload, CLUSTER, registry.create("tiresias", {}), Options(), control=still).fates.ended.tolist() == plain.tolist()
+
+
+def test_a_search_hands_on_what_it_has_simulated_and_from_120_samples_on_a_model_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("causallearn")
+    monkeypatch.setattr(search_process, "LEAST_SECONDS", 60.0)
+    request = Request.of(at(crowded(jobs=40)), {}, trials=7, seconds=math.inf)
+    none = CausalModel.untrained(request.space, "jct")
+    first = find(dataclasses.replace(request, model=none))
+    assert not first.at_work and first.words.endswith("so far 0") and first.model is not None
+    assert len(first.model.samples) == first.found.count("simulated") - 1, "the one in force is the reference"
+    rng, keys = np.random.default_rng(0), len(none.encoder.keys)
+    columns, metrics = rng.random((120, keys + 4)), rng.random((120, 4))
+    metrics[:, 0] = columns[:, 0]  # queueing grows with the first key, and the reward falls with it
+    learnt = none.relearnt(Samples(columns, metrics, -metrics[:, 0] + 0.01 * rng.random(120)))
+    then = find(dataclasses.replace(request, model=learnt))
+    assert then.at_work and then.words.startswith("of 120 simulations; ") and then.model is not None
+    assert len(then.model.samples) > 120 and then.model.edges()
+    assert find(request).model is None
 
 
 #: GPUs and seconds of jobs. By day short ones stand behind one that wants all: best overtaken. By night short ones that want all stand
@@ -276,8 +290,8 @@ def test_learning_from_a_policy_that_hangs_ends_in_time() -> None:
     """What is in force hangs at its first plan: nothing is seen of the past."""
     pytest.importorskip("causallearn")
     past = Past(crowded(jobs=40), CLUSTER, NOW, seconds=1.0)
-    with pytest.raises(NoModel):
-        learnt_from(past, f"{__name__}:Hanging", {"speed": 0.5}, Options(), "jct")
+    with pytest.raises(NoModel, match="so far 0"):
+        learnt_from(past, f"{__name__}:Hanging", {"speed": 0.5}, Options(), "jct").fit()
 
 
 def test_a_trial_may_cost_what_the_default_costs_whatever_is_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -420,8 +434,9 @@ def test_without_the_extra_it_searches_and_says_so(monkeypatch: pytest.MonkeyPat
     for name in ("sklearn", "sklearn.ensemble", "causallearn"):
         monkeypatch.setitem(sys.modules, name, None)
     workload = crowded()
-    answer = find(Request.of(at(workload), {}, trials=3, learn=Past(workload, CLUSTER, NOW)))
-    assert answer.model is None and len(answer.found.trials) == 3
+    model = learnt_from(Past(workload, CLUSTER, NOW), "tiresias", {}, Options(), "jct")
+    answer = find(Request.of(at(workload), {}, trials=3, model=model))
+    assert not answer.at_work and len(answer.found.trials) == 3
     assert answer.words == "the extra is not installed: pip install '.[autosched]' in Stoker's source tree"
     with pytest.raises(NoPredictor, match="the extra is not installed"):
         predictor_of(History(np.arange(200.0), np.ones(200, dtype=int), np.full(200, 9.0), np.arange(200.0) + 9, ["u"] * 200))
