@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator
 from types import FrameType
 
-LONGEST = 1e6  #: seconds of a timer, which knows no infinity
+MAX_TIMER_SECONDS = 1e6  #: seconds of a timer, which knows no infinity
 
 
 class Hangs(BaseException):
@@ -22,7 +22,7 @@ def bounded(seconds: float) -> Iterator[None]:
     except ValueError:  # not the main thread
         yield
         return
-    signal.setitimer(signal.ITIMER_REAL, min(max(seconds, 1e-3), LONGEST))
+    signal.setitimer(signal.ITIMER_REAL, min(max(seconds, 1e-3), MAX_TIMER_SECONDS))
     try:
         yield
     finally:

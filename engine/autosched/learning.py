@@ -24,15 +24,15 @@ from ..sim.simulator import Simulation, simulate
 from ..sim.workload import Workload
 from .bounded_time import Hangs, bounded
 from .moment_of_trace import situation_of
-from .search_process import Request, SearchFailed, find, step_aside
+from .search_process import SearchFailed, SearchRequest, find, step_aside
 from .situation import Situation, aggregated
 
-LOOKS = 96  #: at the past, evenly spread
-SEARCHES = 16  #: at so many of them, those at which jobs wait first
-TRIALS = 13  #: of a search
-SECONDS = 30.0  #: real time, half of that of a search
-REPLAY_SHARE = 0.5  #: of the time, for the replay of the past
-EARLIEST = 0.25  #: share of the past before which the cluster is too empty to learn from
+REPLAY_LOOKS = 96  #: moments, evenly spread, at which the replay of the past is looked at
+SEARCHES = 16  #: at some of these moments, first those at which jobs wait
+TRIALS_EACH = 13  #: of a search
+LEARNING_SECONDS = 30.0  #: real time, half of that of a search
+REPLAY_SHARE = 0.5  #: share of that time which the replay of the past may take
+WARM_UP_SHARE = 0.25  #: share of the past, its beginning, in which the cluster is too empty to learn from
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Past:
     workload: Workload
     cluster: Cluster
     until: float
-    seconds: float = SECONDS  #: real time after which no other trial begins
+    seconds: float = LEARNING_SECONDS  #: real time after which no other trial begins
 
 
 def learnt_apart(past: Past, policy: str, config: Mapping[str, Any], options: Options, objective: str, seed: int = 0) -> CausalModel:
@@ -58,7 +58,8 @@ def learnt_from(past: Past, policy: str, config: Mapping[str, Any], options: Opt
     if not has_extra():
         return none
     first = float(past.workload.submitted[0]) if len(past.workload) else 0.0
-    looks = _Looks(policy, options, first + EARLIEST * (past.until - first), (1.0 - EARLIEST) * (past.until - first) / LOOKS)
+    begin = first + WARM_UP_SHARE * (past.until - first)
+    looks = _Looks(policy, options, begin, (past.until - begin) / REPLAY_LOOKS)
     # What was seen before it failed, or its time was over, counts.
     with contextlib.suppress(SimulationError, Hangs), bounded(REPLAY_SHARE * past.seconds):
         simulate(past.workload, past.cluster, registry.create(policy, config), replace(options, until=past.until), control=looks)
@@ -71,7 +72,8 @@ def learnt_from(past: Past, policy: str, config: Mapping[str, Any], options: Opt
             if left <= 0.0 or learnt_at == SEARCHES:
                 break
             draws = int(rng.integers(2**31))
-            request = Request.of(aggregated(looked[number]), config, objective, TRIALS, left, seed=draws, spread=1.0, aggregate=False)
+            situation = aggregated(looked[number])
+            request = SearchRequest.of(situation, config, objective, TRIALS_EACH, left, seed=draws, spread=1.0, aggregate=False)
             with contextlib.suppress(SearchFailed):
                 answer = find(replace(request, model=none))
                 if answer.model is not None and answer.found.reference.queueing > 0.0:

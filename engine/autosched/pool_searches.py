@@ -12,7 +12,7 @@ from ...policies.autosched.search import Trial
 from ..errors import Conflict, NotFound, StokerError
 from ..store.store import Store
 from .pool_requests import Asked, PoolRequests
-from .search_process import Idle, Request, SearchFailed, find_apart
+from .search_process import Idle, SearchFailed, SearchRequest, find_apart
 from .stored_models import StoredModel, keep_model
 from .summary import summary_of
 
@@ -58,7 +58,7 @@ class PoolSearches:
             if old not in self._newest.values():
                 self._answers.pop(old, None)
 
-    def _run(self, asked: Asked, search: str, request: Request, arrivals: str) -> None:
+    def _run(self, asked: Asked, search: str, request: SearchRequest, arrivals: str) -> None:
         def told(number: int, _trial: Trial) -> None:
             self.tell(asked.pool, search, state="searching", trials=number + 1)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...policies.autosched.arrivals_ahead import HOUR
+from ...policies.autosched.arrivals_ahead import HORIZON_BINS
 from ...policies.autosched.duration_ranges import DurationRanges
 from ...policies.contract import Bools, Ints
 from .situation import History, Situation, look_ahead, predicted_durations, predictor_of, with_ran
@@ -29,7 +29,7 @@ def with_predicted(situation: Situation, known: Untold) -> tuple[Situation, Dura
     history = with_ran(known.history, known.row, jobs.run_time)
     predictor = known.predictor or predictor_of(history)
     durations = predicted_durations(history, predictor, situation.view.now)
-    coming, _ = look_ahead(history, durations, situation.view.now, situation.period / HOUR)
+    coming, _ = look_ahead(history, durations, situation.view.now, situation.period / HORIZON_BINS)
     rows = np.flatnonzero((known.row >= 0) & known.untold)
     left = situation.left.copy()
     left[rows] = np.maximum(durations[known.row[rows]] - jobs.run_time[rows], 1e-3)

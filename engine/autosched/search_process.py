@@ -19,14 +19,14 @@ from ...policies.autosched.causal_model import CausalModel, NoModel, samples_of
 from ...policies.autosched.duration_ranges import DurationRanges, NoPredictor
 from ...policies.autosched.search import (
     EPSILON,
-    SPREAD,
+    EVEN_SHARE,
     TRIALS,
     Figures,
     Found,
     NotMeasured,
     Trial,
     as_cut_off,
-    checked,
+    rechecked,
     search,
     without_idle,
 )
@@ -38,13 +38,13 @@ from .bounded_time import Hangs, bounded
 from .predicted_work import Untold, accuracy_words, with_predicted
 from .situation import CutOff, Situation, aggregated, bound_of, features_of, measure
 
-SECONDS = 60.0  #: real time of a decision, learning included: then no other trial begins, and the one that is under way is cut off
-CHECKING = 0.2  #: share of what is left then in which nothing of a search on grouped jobs begins: its best are tried on the jobs themselves
-FIRST_SECONDS = 30.0  #: processor time that the trial of what is in force may take
-TIMES_AS_LONG = 32.0  #: a trial may take so many times as long as that one, should its decisions be few and slow
-LEAST_SECONDS = 2.0  #: and so long in any case
-GRACE = 15.0  #: seconds beyond all that, after which the process is ended
-NICE = 15
+SEARCH_SECONDS = 60.0  #: real time of a search: then no other trial begins, and the current one is cut off
+RECHECK_SHARE = 0.2  #: share of the remaining time kept for re-running the best configurations on ungrouped jobs
+REFERENCE_CPU_SECONDS = 30.0  #: processor time at most of the trial of the configuration in force
+TRIAL_CPU_FACTOR = 32.0  #: processor time at most of other trials, as a multiple of the default's: for few and slow decisions
+MIN_TRIAL_CPU_SECONDS = 2.0  #: that each trial may take
+GRACE_SECONDS = 15.0  #: beyond all that, after which the process is killed
+NICENESS = 15
 _SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -57,7 +57,7 @@ class Idle(SearchFailed):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SearchRequest:
     """What is to be searched."""
 
     situation: Situation
@@ -65,10 +65,10 @@ class Request:
     in_force: Configuration  #: the whole configuration, defaults included
     objective: str = "jct"
     trials: int = TRIALS
-    seconds: float = SECONDS
+    seconds: float = SEARCH_SECONDS
     epsilon: float = EPSILON
     seed: int = 0
-    spread: float = SPREAD
+    spread: float = EVEN_SHARE
     first: tuple[Configuration, ...] = ()  #: those that are tried first, such as what was best before
     aggregate: bool = True
     model: CausalModel | None = None  #: with too few samples it rejects nothing, and goes on collecting them
@@ -78,7 +78,7 @@ class Request:
     def of(
         cls, situation: Situation, config: Mapping[str, Any], *given: Any, only: Sequence[str] = (),
         ranges: Mapping[str, tuple[float, float]] | None = None, **more: Any,
-    ) -> Request:  # fmt: skip
+    ) -> SearchRequest:  # fmt: skip
         """Of a configuration in force that may leave out defaults. Raises ValueError for a space that can't be."""
         kind = registry.load(situation.policy).Config
         in_force = dataclasses.asdict(make_config(kind, config))
@@ -86,7 +86,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SearchResult:
     """What a search found, with the causal model that was at work and what was measured besides."""
 
     found: Found
@@ -97,7 +97,7 @@ class Answer:
     durations: str = ""  #: on it; empty: none was asked for
 
 
-def find(request: Request, told: Callable[[int, Trial], None] = lambda number, trial: None) -> Answer:
+def find(request: SearchRequest, told: Callable[[int, Trial], None] = lambda number, trial: None) -> SearchResult:
     """The search itself, in this process and thread. Raises SearchFailed where nothing can be measured."""
     policy, ends_at = request.situation.policy, time.monotonic() + request.seconds
     space, in_force = request.space, dict(request.in_force)
@@ -116,7 +116,7 @@ def find(request: Request, told: Callable[[int, Trial], None] = lambda number, t
             words = str(error)
     grouped = tried.jobs < situation.jobs
     now = time.monotonic()
-    trials = Trials(policy, tried, ends_at - CHECKING * max(ends_at - now, 0.0) if grouped else ends_at)
+    trials = Trials(policy, tried, ends_at - RECHECK_SHARE * max(ends_at - now, 0.0) if grouped else ends_at)
     rows: list[tuple[Floats, Floats, float]] = []
 
     def keep(config: Configuration, reference: Figures | None, figures: Figures | None) -> None:
@@ -148,7 +148,7 @@ def find(request: Request, told: Callable[[int, Trial], None] = lambda number, t
         found = without_idle(found, space, trials.measure)
     if model is not None and rows:
         model = model.relearnt(samples_of(rows))
-    return Answer(found, model, at_work is not None, words, predictor, durations)
+    return SearchResult(found, model, at_work is not None, words, predictor, durations)
 
 
 class Trials:
@@ -167,7 +167,7 @@ class Trials:
         """Raises NotMeasured."""
         if self.reference is not None:
             return self._tried(config)
-        self.reference = self._usual = self._measured(config, FIRST_SECONDS, math.inf)
+        self.reference = self._usual = self._measured(config, REFERENCE_CPU_SECONDS, math.inf)
         default = dataclasses.asdict(registry.load(self.policy).Config())
         if config != default:
             with contextlib.suppress(NotMeasured):  # it costs still more than what is in force, or can't be simulated
@@ -175,12 +175,12 @@ class Trials:
         return self.reference
 
     def _tried(self, config: Configuration) -> Figures:
-        return self._measured(config, max(TIMES_AS_LONG * self._usual.seconds, LEAST_SECONDS), bound_of(self._usual))
+        return self._measured(config, max(TRIAL_CPU_FACTOR * self._usual.seconds, MIN_TRIAL_CPU_SECONDS), bound_of(self._usual))
 
     def _measured(self, config: Configuration, bound: float, decisions: float) -> Figures:
         left = max(self.ends_at - time.monotonic(), 0.0)
         bound = min(bound, left)
-        began, real = time.thread_time(), min(3.0 * bound + LEAST_SECONDS, max(left, 1e-3))
+        began, real = time.thread_time(), min(3.0 * bound + MIN_TRIAL_CPU_SECONDS, max(left, 1e-3))
         try:
             with bounded(real):
                 figures = measure(self.situation, registry.create(self.policy, config), bound, decisions)
@@ -199,13 +199,13 @@ class Trials:
 def _checked(found: Found, trials: Trials, objective: str) -> Found:
     began = time.monotonic()
     try:
-        found = checked(found, trials.measure, objective)
+        found = rechecked(found, trials.measure, objective)
         return dataclasses.replace(found, seconds=found.seconds + time.monotonic() - began)
     except NotMeasured as error:
         return dataclasses.replace(found, stopped=found.stopped or f"its best were tried on grouped jobs alone: {error}")
 
 
-def _predicted(request: Request) -> tuple[Situation, DurationRanges | None, str]:
+def _predicted(request: SearchRequest) -> tuple[Situation, DurationRanges | None, str]:
     if request.untold is None:
         return request.situation, None, ""
     try:
@@ -215,22 +215,22 @@ def _predicted(request: Request) -> tuple[Situation, DurationRanges | None, str]
         return request.situation, None, f"durations are not predicted: {error}"
 
 
-def find_apart(request: Request, told: Callable[[int, Trial], None] = lambda number, trial: None) -> Answer:
+def find_apart(request: SearchRequest, told: Callable[[int, Trial], None] = lambda number, trial: None) -> SearchResult:
     """`find` in a niced process, which is ended if it does not answer in time. Errors are those of `find`."""
     ours, theirs = _SPAWN.Pipe()
     process = _SPAWN.Process(target=_work, args=(theirs, request), daemon=True)
     process.start()
     theirs.close()
-    silent = FIRST_SECONDS * 4 + GRACE
+    silent = REFERENCE_CPU_SECONDS * 4 + GRACE_SECONDS
     try:
         while ours.poll(silent):
             said = ours.recv()
             if isinstance(said, Exception):
                 raise said
-            if isinstance(said, Answer):
+            if isinstance(said, SearchResult):
                 return said
             told(*said)
-            silent = FIRST_SECONDS * 8 + GRACE
+            silent = REFERENCE_CPU_SECONDS * 8 + GRACE_SECONDS
         raise SearchFailed("the search did not answer, and was ended")
     except (EOFError, OSError):
         process.join(1.0)
@@ -241,7 +241,7 @@ def find_apart(request: Request, told: Callable[[int, Trial], None] = lambda num
         ours.close()
 
 
-def _work(pipe: Connection, request: Request) -> None:
+def _work(pipe: Connection, request: SearchRequest) -> None:
     step_aside()
     try:
         pipe.send(find(request, lambda number, trial: pipe.send((number, trial))))
@@ -253,5 +253,5 @@ def _work(pipe: Connection, request: Request) -> None:
 
 def step_aside() -> None:
     """In a process of its own: it is in nobody's way, and leaves Ctrl-C to the process that people see, which ends this one."""
-    os.nice(NICE)
+    os.nice(NICENESS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

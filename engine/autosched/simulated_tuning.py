@@ -15,8 +15,8 @@ from ..sim.run_options import Options
 from ..sim.simulator import Simulation
 from ..sim.study import Choice
 from .moment_of_trace import DailyPredictor, history_of, situation_of
-from .search_process import Answer, Request, SearchFailed, find
-from .situation import LEAST_JOBS, Situation
+from .search_process import SearchFailed, SearchRequest, SearchResult, find
+from .situation import MIN_HISTORY_JOBS, Situation
 from .tuning_controller import ROUNDING, Controller, Trigger, has_harmed, measured_gain, refusal, tried_before
 
 PERIOD = 3600.0
@@ -63,7 +63,7 @@ class SimulatedTuning:
     #: In the place of what is known and expected: what benchmarks compare with. None: the situation as it is known.
     looks: Callable[[Simulation], Situation] | None = None
     #: In the place of the search.
-    searches: Callable[[Request], Answer] = find
+    searches: Callable[[SearchRequest], SearchResult] = find
     turns: list[Turn] = field(default_factory=list)
     next_at: float = 0.0
     tried: list[dict[str, Any]] = field(default_factory=list)  #: what was in force at first, and the newest of what came after it
@@ -82,7 +82,7 @@ class SimulatedTuning:
         if self._has_rolled_back(simulation):
             return  # the next look searches, from what is in force then
         submitted = history_of(simulation).submitted
-        if len(submitted) < LEAST_JOBS or not len(simulation.table):
+        if len(submitted) < MIN_HISTORY_JOBS or not len(simulation.table):
             return
         trigger = self._controller.due(simulation.now, lambda: submitted)
         if trigger is None:
@@ -94,11 +94,11 @@ class SimulatedTuning:
         self._put(simulation, answer, trigger)
         self.model = answer.model
 
-    def _request(self, simulation: Simulation) -> Request:
+    def _request(self, simulation: Simulation) -> SearchRequest:
         # Where nothing is unknown there is nothing to predict.
         predictor = self._predictor if self.options.errors.unknown > 0 else None
         situation = situation_of(simulation, self.policy, self.options, predictor)[0] if self.looks is None else self.looks(simulation)
-        request = Request.of(
+        request = SearchRequest.of(
             replace(situation, period=self.period), self.config, self.objective, self.trials, epsilon=self.epsilon,
             seed=1000 * self.seed + len(self.turns), first=tuple(self.tried), aggregate=self.aggregate,
         )  # fmt: skip
@@ -126,7 +126,7 @@ class SimulatedTuning:
         self.config = dict(config)
         simulation.reconfigure(registry.create(self.policy, self.config, interval=self.options.interval))
 
-    def _put(self, simulation: Simulation, answer: Answer, trigger: Trigger) -> None:
+    def _put(self, simulation: Simulation, answer: SearchResult, trigger: Trigger) -> None:
         found, since = answer.found, self._controller.rolled_back_since(simulation.now)
         rolled_back = [config for at, config in self._rolled_back if at >= since]
         applied = not refusal(found.in_force, found.best, found.gain, trigger.min_gain, rolled_back)

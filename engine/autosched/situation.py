@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...policies.arrays import kinds_of
-from ...policies.autosched.arrivals_ahead import BIN, HOUR, arrivals_ahead
+from ...policies.autosched.arrivals_ahead import BIN_SECONDS, HORIZON_BINS, arrivals_ahead
 from ...policies.autosched.causal_model import workload_features
 from ...policies.autosched.duration_ranges import DurationRanges, PastJobs
 from ...policies.autosched.job_aggregation import aggregate
@@ -24,10 +24,10 @@ from ..sim.results.result import Result
 from ..sim.run_options import Options
 from ..sim.workload import Workload, make_workload
 
-LEAST_JOBS = 30  #: of a history from which arrivals are copied
-HORIZON = 7 * 86400.0  #: seconds after which a trial is cut off at the latest
-NEWEST = 5000  #: jobs that the local predictor is learnt from, which takes some 4 s
-UNKNOWN = 3600.0  #: seconds that a job takes of which nothing is known, in a pool where nothing has ended
+MIN_HISTORY_JOBS = 30  #: of a history from which arrivals are copied
+MAX_TRIAL_SECONDS = 7 * 86400.0  #: simulated time after which a trial ends
+MAX_PREDICTOR_JOBS = 5000  #: newest jobs that the local predictor is learnt from, which takes some 4 s
+DEFAULT_DURATION = 3600.0  #: seconds of a job of unknown duration, in a pool where none has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +85,11 @@ class Situation:
         return bool(np.isfinite(self.view.jobs.tier_deadline).any())
 
 
-def look_ahead(history: History, durations: Floats, now: float, bin_seconds: float = BIN) -> tuple[Workload, str]:
+def look_ahead(history: History, durations: Floats, now: float, bin_seconds: float = BIN_SECONDS) -> tuple[Workload, str]:
     """The arrivals of the next hour, and what is to be said of them. ``durations``: seconds that each job of the history takes, as is known
     or believed. With too short a history none is expected, and the words say so."""
-    if len(history) < LEAST_JOBS:
-        return no_jobs(), f"no arrivals are expected: the history has {len(history)} jobs, {LEAST_JOBS} are needed"
+    if len(history) < MIN_HISTORY_JOBS:
+        return no_jobs(), f"no arrivals are expected: the history has {len(history)} jobs, {MIN_HISTORY_JOBS} are needed"
     try:
         copied = arrivals_ahead(history.submitted, now, bin_seconds)
     except ValueError as error:
@@ -101,7 +101,7 @@ def look_ahead(history: History, durations: Floats, now: float, bin_seconds: flo
         "ahead", history.submitted[rows] + copied.shift, np.maximum(durations[rows], 1.0), history.gpus[rows], users=names, models=models
     )
     hours = copied.shift / 3600.0
-    return coming, f"{len(rows)} arrivals are expected within {HOUR * bin_seconds / 60:g} min, as {hours:.1f} h ago"
+    return coming, f"{len(rows)} arrivals are expected within {HORIZON_BINS * bin_seconds / 60:g} min, as {hours:.1f} h ago"
 
 
 def no_jobs() -> Workload:
@@ -110,7 +110,7 @@ def no_jobs() -> Workload:
 
 def predictor_of(history: History) -> DurationRanges:
     """The local predictor, from the newest jobs. Raises NoPredictor."""
-    return DurationRanges.learnt(_past_jobs(history, slice(-NEWEST, None)))
+    return DurationRanges.learnt(_past_jobs(history, slice(-MAX_PREDICTOR_JOBS, None)))
 
 
 def _past_jobs(history: History, rows: slice) -> PastJobs:
@@ -133,7 +133,7 @@ def with_ran(history: History, row: Ints, run_time: Floats) -> History:
 def predicted_durations(history: History, predictor: DurationRanges, now: float) -> Floats:
     """As `usual_durations`, of the newest jobs by their predicted ranges."""
     made = usual_durations(history)
-    first = max(len(history) - NEWEST, 0)
+    first = max(len(history) - MAX_PREDICTOR_JOBS, 0)
     newest = _past_jobs(history, slice(first, None))
     open_rows = np.flatnonzero(np.isnan(newest.duration))
     made[first + open_rows] = predictor.draw(newest, open_rows.tolist(), now, newest.ran[open_rows])
@@ -143,7 +143,7 @@ def predicted_durations(history: History, predictor: DurationRanges, now: float)
 def usual_durations(history: History) -> Floats:
     """Seconds of each job of the history: as it took, else the median of its user's, else of all."""
     known = ~np.isnan(history.duration)
-    median = float(np.median(history.duration[known])) if known.any() else UNKNOWN
+    median = float(np.median(history.duration[known])) if known.any() else DEFAULT_DURATION
     made = history.duration.copy()
     users = np.array(list(history.user), dtype=object)
     for row in np.flatnonzero(~known).tolist():
@@ -220,14 +220,14 @@ def features_of(situation: Situation) -> Floats:
     return workload_features(here, len(view.gpus), float(view.jobs.gpus_min.sum()), situation.left, int(weight.sum()) - here)
 
 
-TIMES_AS_MANY = 4  #: decisions of a trial, of those that the default takes
-LEAST_DECISIONS = 200  #: and so many in any case
+DECISIONS_FACTOR = 4  #: a trial is cut off after so many times the decisions that the default takes
+MIN_DECISIONS = 200  #: that each trial may take
 
 
 def bound_of(usual: Figures) -> int:
-    """Decisions after which a trial is cut off. Of decisions, as they do not depend on what else the machine does, so that a search finds
-    the same again; jobs that change places all the time are what makes a trial long."""
-    return TIMES_AS_MANY * usual.decisions + LEAST_DECISIONS
+    """Decisions after which a trial is cut off. They do not depend on other work of the machine, so a search finds the same again; a trial
+    is long where jobs change places all the time."""
+    return DECISIONS_FACTOR * usual.decisions + MIN_DECISIONS
 
 
 class CutOff(OutOfTime):
@@ -238,11 +238,11 @@ class CutOff(OutOfTime):
 
 
 def measure(situation: Situation, policy: object, cpu_seconds: float = math.inf, most_decisions: float = math.inf) -> Figures:
-    """One trial: the pool from its present state on, until all have ended, or for `HORIZON`. Raises CutOff, and SimulationError."""
+    """One trial: the pool from its present state until all jobs have ended, at most `MAX_TRIAL_SECONDS`. Raises CutOff, SimulationError."""
     view = situation.view
     if type(view.jobs) is not Jobs:
         view = dataclasses.replace(view, jobs=view.jobs.plain())  # type: ignore[attr-defined]
-    until = view.now + HORIZON
+    until = view.now + MAX_TRIAL_SECONDS
     options = dataclasses.replace(situation.options, until=until)
 
     def figures(workload: Workload, result: Result) -> Figures:

@@ -30,13 +30,13 @@ from ..arrays import Floats, Ints
 from .search import METRICS, Figures, reward_of
 from .search_space import Configuration, Space
 
-LEAST_SAMPLES = 120  #: of searches, without which nothing is learnt
+MIN_SAMPLES = 120  #: simulated configurations of searches before a model is learnt
 ALPHA = 0.05  #: of the tests of independence
-WORKLOAD = ("jobs", "load", "length", "arrivals")  #: features of a workload, see `workload_features`
-NEAR = 0.15  #: width of the kernel of the correction, root mean square of units
-DOUBT = 1.0  #: samples that the prediction counts as, beside what was measured near
+WORKLOAD_FEATURES = ("jobs", "load", "length", "arrivals")  #: names of `workload_features`
+KERNEL_WIDTH = 0.15  #: of the correction by measurements near a configuration; root mean square of units
+PRIOR_SAMPLES = 1.0  #: weight of the prediction, in measurements near it
 TREES = 40
-MOST_SAMPLES = 1200  #: that a model keeps, the newest
+MAX_SAMPLES = 1200  #: the newest, which a model keeps
 
 
 class NoModel(Exception):
@@ -75,7 +75,7 @@ class Samples:
 
     @classmethod
     def none(cls, encoder: Encoder) -> Samples:
-        return cls(np.zeros((0, len(encoder.keys) + len(WORKLOAD))), np.zeros((0, len(METRICS))), np.zeros(0))
+        return cls(np.zeros((0, len(encoder.keys) + len(WORKLOAD_FEATURES))), np.zeros((0, len(METRICS))), np.zeros(0))
 
     def newest(self, count: int) -> Samples:
         return Samples(self.first[-count:], self.metrics[-count:], self.target[-count:])
@@ -119,8 +119,8 @@ class Graph:
 
 def learn_graph(samples: Samples, alpha: float = ALPHA) -> Graph:
     """FCI with the layers as tiers, and its result oriented by them. Raises NoModel where too little was seen."""
-    if len(samples) < LEAST_SAMPLES:
-        raise NoModel(f"it is learnt once searches have simulated {LEAST_SAMPLES} configurations; so far {len(samples)}")
+    if len(samples) < MIN_SAMPLES:
+        raise NoModel(f"it is learnt once searches have simulated {MIN_SAMPLES} configurations; so far {len(samples)}")
     if np.ptp(samples.target) < 1e-9:
         raise NoModel("all configurations came out alike")
     data = np.column_stack((samples.first, samples.metrics, samples.target))
@@ -234,7 +234,7 @@ class CausalModel:
 
     def relearnt(self, more: Samples) -> CausalModel:
         """With samples of another search: the same structure, if there is one, and regressors fitted anew."""
-        return CausalModel(self.encoder, self.objective, self.samples.plus(more).newest(MOST_SAMPLES), self.graph)
+        return CausalModel(self.encoder, self.objective, self.samples.plus(more).newest(MAX_SAMPLES), self.graph)
 
     def plain(self) -> dict[str, Any]:
         """What it is made of, as JSON has it; `of_plain` makes it again."""
@@ -292,7 +292,7 @@ class CausalModel:
 
     def edges(self) -> list[tuple[str, str]]:
         """Causes and effects by name, keys in place of their columns: what the report draws."""
-        keys = [*self.encoder.keys, *WORKLOAD]
+        keys = [*self.encoder.keys, *WORKLOAD_FEATURES]
         pairs = [(keys[p], name) for name, (columns, _) in self.graph.of_metric.items() for p in columns]
         pairs += [(other, name) for name, (_, others) in self.graph.of_metric.items() for other in others]
         return list(dict.fromkeys([*pairs, *((name, self.objective) for name in self.graph.of_objective)]))
@@ -331,8 +331,8 @@ class OnWorkload:
         if not self.seen:
             return 0.0
         distance = np.sqrt(((np.array(self.seen) - row) ** 2).mean(axis=1))
-        near = np.exp(-0.5 * (distance / NEAR) ** 2)
-        return float((near * self.wrong).sum() / (DOUBT + near.sum()))
+        near = np.exp(-0.5 * (distance / KERNEL_WIDTH) ** 2)
+        return float((near * self.wrong).sum() / (PRIOR_SAMPLES + near.sum()))
 
     def learn(self, config: Configuration, figures: Figures, reference: Figures) -> None:
         """Line 12 of algorithm 3."""

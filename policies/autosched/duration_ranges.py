@@ -24,10 +24,10 @@ import numpy as np
 
 from ..arrays import Floats, Ints
 
-BOUNDS = (300.0, 1800.0, 3600.0, 7200.0, 14400.0)  #: seconds (002 ch. 6.5.1)
-RECENT = 5  #: k of table 6.2
-TRAINED = 0.7  #: share of the jobs, the earliest, that the accuracy is measured without
-LEAST_JOBS = 100
+RANGE_BOUNDS = (300.0, 1800.0, 3600.0, 7200.0, 14400.0)  #: seconds (002 ch. 6.5.1)
+RECENT_JOBS = 5  #: k of table 6.2: arrivals and completions among the features
+TRAINING_SHARE = 0.7  #: share of the jobs, the earliest, that a classifier is learnt from when accuracy is measured on the others
+MIN_ENDED_JOBS = 100
 DAY = 86400.0
 
 
@@ -50,15 +50,15 @@ class PastJobs:
 
 def range_of(duration: Floats) -> Ints:
     """0 for [0, 5 min), …, 5 for 4 h and more."""
-    return np.searchsorted(BOUNDS, duration, side="right")
+    return np.searchsorted(RANGE_BOUNDS, duration, side="right")
 
 
 def features(jobs: PastJobs, row: int, now: float) -> Floats:
     """Table 6.2 for one job as of ``now``: what arrived and what ended last, the job, and how its user's last jobs took."""
-    before = np.flatnonzero(jobs.submitted[:row] <= now)[-RECENT:] if row else np.zeros(0, dtype=int)
+    before = np.flatnonzero(jobs.submitted[:row] <= now)[-RECENT_JOBS:] if row else np.zeros(0, dtype=int)
     over = np.flatnonzero(jobs.ended <= now)
     over = over[over != row]
-    last = over[np.argsort(jobs.ended[over], kind="stable")][-RECENT:]
+    last = over[np.argsort(jobs.ended[over], kind="stable")][-RECENT_JOBS:]
     running = np.minimum(
         np.where(jobs.ended[before] <= now, jobs.duration[before], now - jobs.submitted[before]), now - jobs.submitted[before]
     )
@@ -96,8 +96,8 @@ def newest_of(jobs: PastJobs, ended: Ints) -> int | None:
 
 
 def _filled(values: Floats | Ints) -> Floats:
-    """The newest `RECENT`, logarithms; NaN where there are fewer."""
-    made = np.full(RECENT, np.nan)
+    """The newest `RECENT_JOBS`, logarithms; NaN where there are fewer."""
+    made = np.full(RECENT_JOBS, np.nan)
     if len(values):
         made[-len(values) :] = np.log1p(np.maximum(values, 0.0))
     return made
@@ -116,8 +116,8 @@ class DurationRanges:
     def learnt(cls, jobs: PastJobs, seed: int = 0) -> DurationRanges:
         """From jobs that have begun. Raises NoPredictor without the extra, or when too few of them have ended."""
         over = np.count_nonzero(~np.isnan(jobs.duration))
-        if over < LEAST_JOBS:
-            raise NoPredictor(f"{over} jobs have ended; {LEAST_JOBS} are needed")
+        if over < MIN_ENDED_JOBS:
+            raise NoPredictor(f"{over} jobs have ended; {MIN_ENDED_JOBS} are needed")
         rng = np.random.default_rng([seed, 11])
         whole = as_they_may_end(jobs, rng)
         rows = np.flatnonzero(~np.isnan(whole))
@@ -125,7 +125,7 @@ class DurationRanges:
         half = rng.random(len(rows)) < 0.5  # of those by which the accuracy is measured are looked at on their way
         elapsed = np.where(half, 0.0, rng.random(len(rows)) * whole)
         x = _as_submitted(jobs, rows.tolist())
-        y, cut = range_of(whole), int(TRAINED * len(rows))
+        y, cut = range_of(whole), int(TRAINING_SHARE * len(rows))
         early = _classifier(x[:cut], y[:cut])
         shares = _shares(early, x[cut:])
         guessed = [
@@ -170,7 +170,7 @@ class DurationRanges:
 def possible(shares: Floats, classes: Ints, known: Floats, elapsed: float) -> Floats:
     """Shares of all ranges, of a job that has run so long; they add up to 1. ``known``: durations, of which those of the range that it is
     in say how many of that range run for longer."""
-    least, all_of = int(range_of(np.array([elapsed]))[0]), np.zeros(len(BOUNDS) + 1)
+    least, all_of = int(range_of(np.array([elapsed]))[0]), np.zeros(len(RANGE_BOUNDS) + 1)
     within = known[range_of(known) == least]
     all_of[classes] = shares
     all_of[:least] = 0.0
@@ -197,7 +197,7 @@ def likeliest(shares: Floats) -> int:
 def drawn(known: Floats, of_range: int, elapsed: float, rng: np.random.Generator) -> float:
     """A duration of the history within the range and longer than ``elapsed``; twice that where there is none."""
     within = known[(range_of(known) == of_range) & (known > elapsed)]
-    return float(rng.choice(within)) if len(within) else max(2.0 * elapsed, (0.0, *BOUNDS)[of_range] + 1.0)
+    return float(rng.choice(within)) if len(within) else max(2.0 * elapsed, (0.0, *RANGE_BOUNDS)[of_range] + 1.0)
 
 
 def as_they_may_end(jobs: PastJobs, rng: np.random.Generator) -> Floats:

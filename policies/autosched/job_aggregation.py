@@ -13,8 +13,8 @@ import numpy as np
 
 from ..arrays import Bools, Floats, Ints
 
-BURST = 300.0  #: seconds between the first and the last arrival of a group
-RATIO = 1.5  #: durations of a group differ by this factor at most
+MAX_GROUP_SPAN = 300.0  #: seconds between the first and the last arrival of a group at most
+MAX_DURATION_RATIO = 1.5  #: between two durations of a group
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +64,10 @@ def _alike(submitted: Floats, duration: Floats, gpus: Ints, largest: int, apart:
         if apart[row] or gpus[row] * 2 > largest:
             yield [row]
             continue
-        range_of = int(np.floor(np.log(max(float(duration[row]), 1.0)) / np.log(RATIO)))
+        range_of = int(np.floor(np.log(max(float(duration[row]), 1.0)) / np.log(MAX_DURATION_RATIO)))
         key = (int(kind[row]), int(gpus[row]), range_of)
         rows, begun = open_groups.get(key, ([], 0.0))
-        if rows and (submitted[row] - begun > BURST or (len(rows) + 1) * gpus[row] > largest):
+        if rows and (submitted[row] - begun > MAX_GROUP_SPAN or (len(rows) + 1) * gpus[row] > largest):
             yield rows
             rows = []
         if not rows:

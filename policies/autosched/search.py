@@ -1,12 +1,12 @@
-"""Algorithm 3 of 002 (ch. 6.4.3.1): configuration tuning with a causal model. What simulates is handed in.
+"""Algorithm 3 of 002 (ch. 6.4.3.1): configuration tuning with a causal model. The simulation of a trial is handed in.
 
-As read: the model may reject a sample with probability ``epsilon``, so ``1 - epsilon`` is the share of the samples that explores whatever
-it predicts. The reward is that of the configuration in force over that of the sample, so it is positive and
-1 for what is in force. A rejected sample counts as one of T, and BlueFin gets no reward for it. What was measured before is not again.
+As read: the model may reject a sample with probability ``epsilon``; the other samples are simulated whatever it predicts. The reward of a
+sample is the figure of the configuration in force over that of the sample: positive, and 1 for the configuration in force. A rejected
+sample counts as one of T, and BlueFin gets no reward for it. No configuration is simulated twice.
 
-Which model may reject, the thesis leaves open. Ours may once it has proved itself in this very search: of `LEAST_PROOF` trials at least it
-said beforehand, better than chance, which of two comes out better (`agreement`). So one that knows too little of the workload at hand costs
-time, and little of what is found.
+The thesis leaves open which model may reject. Ours may once it has proved itself in this very search: before each of `MIN_JUDGED_TRIALS`
+trials or more it predicted, and its predictions order them better than chance would (`agreement`). So a model that knows too little of the
+workload at hand costs time, but hardly any gain.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from .search_space import Category, Configuration, Number, Space
 TRIALS = 40  #: T (002 ch. 6.5.2)
 GAMMA = 0.95  #: relax factor (line 3)
 EPSILON = 0.9  #: with this probability the model may reject (line 7)
-FIRST = 0.25  #: share of the samples at most that are configurations of before: with few trials they would leave none for others
-SPREAD = 0.5  #: share of the samples, the first, that is drawn evenly from the space
-LEAST_PROOF = 8  #: trials of a search by which a model is judged before it may reject
-PROOF = 1.64  #: standard deviations above chance (95 %) that it has to agree with them
-CHECKED = 3  #: of the best of a search on grouped jobs, on the jobs themselves
-WHAT_IF = 9  #: values of a number that the what-if analysis looks at
-LATE = 0.01  #: share of the deadlines by which rewards are smoothed: where all are missed, one that is kept is no gain without end
-ALIKE = 1e-6  #: rewards that differ by no more are the same
+EARLIER_SHARE = 0.25  #: share of the samples at most that are configurations of before: with few trials they would leave none for others
+EVEN_SHARE = 0.5  #: share of the samples, the first, that are drawn evenly from the space
+MIN_JUDGED_TRIALS = 8  #: of a search, before its model may reject
+AGREEMENT_Z = 1.64  #: standard deviations above chance (95 %) that the agreement of a model needs
+RECHECKED_CONFIGURATIONS = 3  #: the best of a search on grouped jobs, which are re-run on the ungrouped ones
+WHAT_IF_VALUES = 9  #: of a number, in the what-if analysis
+SLO_SMOOTHING = 0.01  #: share of the deadlines added to both sides of a reward: else the first deadline kept would be an endless gain
+REWARD_TOLERANCE = 1e-6  #: rewards that differ by no more are the same
 METRICS = ("queueing", "utilisation", "preemptions", "fragmentation")
 
 
@@ -64,7 +64,7 @@ class NotMeasured(Exception):
         self.figures = figures
 
 
-class Model(Protocol):
+class RewardModel(Protocol):
     """What predicts rewards (the causal model)."""
 
     def predict(self, configs: Sequence[Configuration]) -> Sequence[float]:
@@ -111,7 +111,7 @@ def reward_of(objective: str, reference: Figures, figures: Figures) -> float:
     """Reference over measured; of shares, which may be 0, of their complements."""
     before, after = getattr(reference, objective), getattr(figures, objective)
     if objective == "slo":
-        return float((1.0 - after + LATE) / (1.0 - before + LATE))
+        return float((1.0 - after + SLO_SMOOTHING) / (1.0 - before + SLO_SMOOTHING))
     return float(before / after) if after > 0 else 1.0
 
 
@@ -119,13 +119,13 @@ def as_cut_off(figures: Figures, reference: Figures) -> Figures:
     """What a model learns from a trial that was cut off: half the reward of what is in force by each objective, with the metrics that it
     had come to. Jobs that change places all the time would else be what no model has ever seen, and they cost the most."""
     twice = {name: 2.0 * getattr(reference, name) for name in OBJECTIVES if name != "slo"}
-    return dataclasses.replace(figures, **twice, slo=1.0 - ((1.0 - reference.slo + LATE) / 2.0 - LATE))
+    return dataclasses.replace(figures, **twice, slo=1.0 - ((1.0 - reference.slo + SLO_SMOOTHING) / 2.0 - SLO_SMOOTHING))
 
 
 class _Search:
     def __init__(
-        self, space: Space, evaluate: Callable[[Configuration], Figures], in_force: Configuration, objective: str, model: Model | None,
-        gamma: float,
+        self, space: Space, evaluate: Callable[[Configuration], Figures], in_force: Configuration, objective: str,
+        model: RewardModel | None, gamma: float,
     ) -> None:  # fmt: skip
         self.space, self.evaluate, self.objective, self.model, self.gamma = space, evaluate, objective, model, gamma
         reference = evaluate(in_force)
@@ -163,19 +163,19 @@ class _Search:
             return
         self.model.learn(config, figures, self.found.reference)
         self.told.append((predicted, reward_of(self.objective, self.found.reference, figures)))
-        if len(self.told) >= LEAST_PROOF:
+        if len(self.told) >= MIN_JUDGED_TRIALS:
             self.found.agreement = agreement(self.told)
 
     def is_proved(self) -> bool:
         """The model may reject, and narrow the search."""
         n, found = len(self.told), self.found.agreement
-        return found is not None and found > PROOF * math.sqrt(2 * (2 * n + 5) / (9 * n * (n - 1)))  # Kendall's variance
+        return found is not None and found > AGREEMENT_Z * math.sqrt(2 * (2 * n + 5) / (9 * n * (n - 1)))  # Kendall's variance
 
     def narrow(self) -> None:
         """Lines 14 to 16; one key at least stays free."""
         if self.model is None or not self.is_proved():
             return
-        for name in hopeless(self.space, self.model, self.found.best, self.constraints, self.gamma):
+        for name in hopeless_keys(self.space, self.model, self.found.best, self.constraints, self.gamma):
             if len(self.constraints) + 1 < len(self.space.names):
                 self.constraints[name] = self.found.best[name]
 
@@ -186,12 +186,12 @@ def search(
     in_force: Configuration,
     objective: str = "jct",
     *,
-    model: Model | None = None,
+    model: RewardModel | None = None,
     trials: int = TRIALS,
     epsilon: float = EPSILON,
     gamma: float = GAMMA,
     seed: int = 0,
-    spread: float = SPREAD,
+    spread: float = EVEN_SHARE,
     first: Sequence[Configuration] = (),
     seconds: float = math.inf,
     told: Callable[[int, Trial], None] = lambda number, trial: None,
@@ -205,7 +205,7 @@ def search(
     state = _Search(space, evaluate, in_force, objective, model, gamma)
     found = state.found
     bluefin = BlueFin(space, space.project(in_force, otherwise=in_force), rng)
-    first = first[: max(int(FIRST * trials), 1)]
+    first = first[: max(int(EARLIER_SHARE * trials), 1)]
     for number in range(1, trials):
         if time.monotonic() - began > seconds:
             found.stopped = f"its time was over after {number} of {trials} trials"
@@ -232,7 +232,7 @@ def agreement(told: Sequence[tuple[float, float]]) -> float:
     Kruskal's gamma, ties of predictions counted as neither). 0: chance; 1: all. Rewards within a millionth are alike."""
     predicted, measured = np.array(told).T
     unlike = np.subtract.outer(measured, measured)
-    order = np.sign(np.where(np.abs(unlike) > ALIKE, unlike, 0.0))
+    order = np.sign(np.where(np.abs(unlike) > REWARD_TOLERANCE, unlike, 0.0))
     said = np.sign(np.subtract.outer(predicted, predicted))
     return float((order * said).sum() / max(np.abs(order).sum(), 1.0))
 
@@ -246,7 +246,7 @@ def is_rejected(predicted: float, best: float, gamma: float) -> bool:
     return predicted <= gamma * best
 
 
-def hopeless(space: Space, model: Model, best: Configuration, constraints: Mapping[str, Any], gamma: float = 1.0) -> list[str]:
+def hopeless_keys(space: Space, model: RewardModel, best: Configuration, constraints: Mapping[str, Any], gamma: float = 1.0) -> list[str]:
     """Line 14, the what-if analysis: keys of which every other value is predicted to be rejected, all other keys as in the best.
 
     As read: "do not exceed the best" is judged as on line 9, by gamma x what the model expects of the best. Beside what was measured of it,
@@ -258,7 +258,7 @@ def hopeless(space: Space, model: Model, best: Configuration, constraints: Mappi
     for one in space.parts:
         if one.name in constraints or not space.in_use(one, best):
             continue
-        values = one.choices if isinstance(one, Category) else [one.value(unit) for unit in np.linspace(0.0, 1.0, WHAT_IF)]
+        values = one.choices if isinstance(one, Category) else [one.value(unit) for unit in np.linspace(0.0, 1.0, WHAT_IF_VALUES)]
         others = [space.project({**best, one.name: value}, otherwise=best) for value in values if value != best[one.name]]
         if others:
             spans[one.name] = slice(len(asked), len(asked) + len(others))
@@ -267,7 +267,7 @@ def hopeless(space: Space, model: Model, best: Configuration, constraints: Mappi
     return [name for name, span in spans.items() if max(expected[span]) <= gamma * expected[0]]
 
 
-def checked(found: Found, evaluate: Callable[[Configuration], Figures], objective: str) -> Found:
+def rechecked(found: Found, evaluate: Callable[[Configuration], Figures], objective: str) -> Found:
     """``found``, a search on grouped jobs, by what ``evaluate`` says of its best few and of what is in force on the jobs themselves.
 
     What is best for groups may be worse for the jobs than what is in force; the thesis (6.4.3.2) does not look. Raises NotMeasured when
@@ -276,7 +276,7 @@ def checked(found: Found, evaluate: Callable[[Configuration], Figures], objectiv
     reference = evaluate(found.in_force)
     best, gain, figures = found.in_force, 1.0, reference
     better = [(reward, trial.config) for trial in found.trials if trial.outcome == "simulated" and (reward := trial.reward or 0.0) > 1.0]
-    for _, config in sorted(better, key=lambda one: -one[0])[:CHECKED]:
+    for _, config in sorted(better, key=lambda one: -one[0])[:RECHECKED_CONFIGURATIONS]:
         try:
             measured = evaluate(config)
         except NotMeasured:
@@ -318,8 +318,8 @@ def _one_less(count: str, numbers: Sequence[Number], config: Configuration, foun
 
 
 def _comes_to(figures: Figures, known: Figures) -> bool:
-    told = (*OBJECTIVES, *METRICS)
-    return all(math.isclose(getattr(figures, name), getattr(known, name), rel_tol=ALIKE, abs_tol=ALIKE) for name in told)
+    pairs = ((getattr(figures, name), getattr(known, name)) for name in (*OBJECTIVES, *METRICS))
+    return all(math.isclose(one, other, rel_tol=REWARD_TOLERANCE, abs_tol=REWARD_TOLERANCE) for one, other in pairs)
 
 
 def _key(config: Mapping[str, Any]) -> object:
