@@ -1,4 +1,4 @@
-"""Searches in one niced process of their own: bounded trials, and nothing that hangs or raises harms who asked (002 ch. 6.4.3)."""
+"""Searches with bounded trials, each in a niced process of its own: a policy that hangs or raises harms nobody else (002 ch. 6.4.3)."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ _SPAWN = multiprocessing.get_context("spawn")
 
 
 class SearchFailed(Exception):
-    """Nothing was found out; one line says why. What is in force stays."""
+    """The search has no result; one line says why. The configuration in force stays."""
 
 
 class Idle(SearchFailed):
-    """No job is there, and none is expected."""
+    """No job is at hand, and none is expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +69,17 @@ class SearchRequest:
     epsilon: float = EPSILON
     seed: int = 0
     spread: float = EVEN_SHARE
-    first: tuple[Configuration, ...] = ()  #: those that are tried first, such as what was best before
+    first: tuple[Configuration, ...] = ()  #: tried first, such as those that were best before
     aggregate: bool = True
-    model: CausalModel | None = None  #: with too few samples it rejects nothing, and goes on collecting them
-    untold: Untold | None = None  #: from which the durations are predicted that nobody has told; None: they are as the situation says
+    model: CausalModel | None = None  #: with too few samples it rejects nothing, but still collects them
+    untold: Untold | None = None  #: jobs whose durations are predicted first; None: durations are those of the situation
 
     @classmethod
     def of(
         cls, situation: Situation, config: Mapping[str, Any], *given: Any, only: Sequence[str] = (),
         ranges: Mapping[str, tuple[float, float]] | None = None, **more: Any,
     ) -> SearchRequest:  # fmt: skip
-        """Of a configuration in force that may leave out defaults. Raises ValueError for a space that can't be."""
+        """``config``: in force, with or without defaults. Raises ValueError for an impossible space."""
         kind = registry.load(situation.policy).Config
         in_force = dataclasses.asdict(make_config(kind, config))
         return cls(situation, space_of(kind, in_force, only=only, ranges=ranges), in_force, *given, **more)
@@ -152,10 +152,10 @@ def find(request: SearchRequest, told: Callable[[int, Trial], None] = lambda num
 
 
 class Trials:
-    """Bounded simulations of one situation: first that of what is in force, and that of the default, whose cost bounds all others.
+    """Bounded simulations of one situation. The first is of the configuration in force; the default's cost bounds all others.
 
-    By the cost of what is in force, one that costs much would make all that are tried after it cost as much. ``ends_at``: by the
-    monotonic clock.
+    If the cost of the configuration in force were the bound, one costly configuration would make all later searches costly. ``ends_at``: by
+    the monotonic clock.
     """
 
     def __init__(self, policy: str, situation: Situation, ends_at: float = math.inf) -> None:
@@ -170,7 +170,7 @@ class Trials:
         self.reference = self._usual = self._measured(config, REFERENCE_CPU_SECONDS, math.inf)
         default = dataclasses.asdict(registry.load(self.policy).Config())
         if config != default:
-            with contextlib.suppress(NotMeasured):  # it costs still more than what is in force, or can't be simulated
+            with contextlib.suppress(NotMeasured):  # it costs more than the configuration in force, or can't be simulated
                 self._usual = self._tried(default)
         return self.reference
 
@@ -187,7 +187,7 @@ class Trials:
         except Hangs:
             raise NotMeasured(f"cut off after {real:.3g} s") from None
         except CutOff as error:
-            if error.figures is None or error.figures.decisions < decisions:  # it may be as good as any: nothing is learnt from it
+            if error.figures is None or error.figures.decisions < decisions:  # it may be as good as any, so nothing is learnt from it
                 raise NotMeasured(f"cut off after {bound:.3g} s of processor time") from None
             had = None if self.reference is None else as_cut_off(error.figures, self.reference)
             raise NotMeasured(f"cut off after {decisions:g} decisions", had) from None
@@ -216,7 +216,7 @@ def _predicted(request: SearchRequest) -> tuple[Situation, DurationRanges | None
 
 
 def find_apart(request: SearchRequest, told: Callable[[int, Trial], None] = lambda number, trial: None) -> SearchResult:
-    """`find` in a niced process, which is ended if it does not answer in time. Errors are those of `find`."""
+    """`find` in a niced process, which is killed if it does not answer in time. Errors are those of `find`."""
     ours, theirs = _SPAWN.Pipe()
     process = _SPAWN.Process(target=_work, args=(theirs, request), daemon=True)
     process.start()

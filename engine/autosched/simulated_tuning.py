@@ -24,7 +24,7 @@ PERIOD = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What came of one search."""
+    """The result of one search, and whether it was applied."""
 
     at: float
     gain: float
@@ -37,17 +37,17 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """What a search has put in force."""
+    """A configuration that a search has put in force."""
 
     at: float
     before: dict[str, Any]
     after: dict[str, Any]
-    expected: float  #: mean seconds of the period that follows which the jobs at hand were to take without it
+    expected: float  #: mean seconds of the following period that the jobs at hand were to take without it
 
 
 @dataclass
 class SimulatedTuning:
-    """Searches once a period, and upon bursts between; what is found is in force at once, and taken back where it has harmed."""
+    """Searches once a period, and upon bursts between. The best is in force at once, and rolled back if it has harmed."""
 
     policy: str
     config: dict[str, Any]
@@ -56,17 +56,17 @@ class SimulatedTuning:
     period: float = PERIOD
     trials: int = TRIALS
     epsilon: float = EPSILON
-    watches: bool = True  #: between two periods it looks for bursts, and takes back what has harmed
+    watches: bool = True  #: it looks for bursts between two periods, and rolls back changes that have harmed
     causal: bool = True
     aggregate: bool = True
     seed: int = 0  #: of its searches
-    #: In the place of what is known and expected: what benchmarks compare with. None: the situation as it is known.
+    #: Benchmarks hand in another situation here. None: the one that is known.
     looks: Callable[[Simulation], Situation] | None = None
-    #: In the place of the search.
+    #: Benchmarks hand in another search here.
     searches: Callable[[SearchRequest], SearchResult] = find
     turns: list[Turn] = field(default_factory=list)
     next_at: float = 0.0
-    tried: list[dict[str, Any]] = field(default_factory=list)  #: what was in force at first, and the newest of what came after it
+    tried: list[dict[str, Any]] = field(default_factory=list)  #: the first configuration in force, and the newest of those after it
     _predictor: DailyPredictor = field(default_factory=DailyPredictor)
     _controller: Controller = field(init=False)
     _change: _Change | None = None  #: the newest, until it was measured: one that another followed is never taken back
@@ -105,7 +105,7 @@ class SimulatedTuning:
         return replace(request, model=self.model or CausalModel.untrained(request.space, self.objective)) if self.causal else request
 
     def did(self) -> dict[str, int]:
-        """Searches, how many of them changed what was in force, and how many of these changes were taken back."""
+        """Searches, those that changed the configuration in force, and those of these changes that were rolled back."""
         applied = sum(turn.applied for turn in self.turns)
         return {"searches": len(self.turns), "applied": applied, "taken_back": len(self._rolled_back)}
 

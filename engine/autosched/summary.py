@@ -1,4 +1,4 @@
-"""What a search found, as an object of JSON: for commands, the API and the table `tunings`."""
+"""The result of a search as an object of JSON: for commands, the API and the table `tunings`."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def summary_of(answer: SearchResult, request: SearchRequest) -> dict[str, Any]:
 
 
 def _are_alike(answer: SearchResult) -> bool:
-    """Whether all that was simulated came to the same, as it does where nobody waits."""
+    """Whether all simulated configurations have the same reward, as they do if no job waits."""
     rewards = [trial.reward for trial in answer.found.trials if trial.outcome == "simulated" and trial.reward is not None]
     return len(rewards) > 1 and max(rewards) - min(rewards) < REWARD_TOLERANCE
 
 
 def _of_model(answer: SearchResult) -> str:
-    """What it was learnt from, and whether it has proved itself: one that has not rejects nothing."""
+    """How many samples the model has, and whether it has proved itself; one that has not rejects nothing."""
     if not answer.at_work:
         return f"none{': ' if answer.words else ''}{answer.words}; nothing was rejected"
     found = answer.found.agreement

@@ -1,16 +1,16 @@
 """The local predictor (002 ch. 6.4.2.2, 6.5.1): in which range a job's duration lies, and a duration drawn from the history of that range.
 
-Features are those of table 6.2 (recent arrivals, recent completions, the job), its user, whom the table forgets and the text finds worth 4
-to 7 %, and its virtual cluster (the pool that a trace names). Where a simple rule (its user's last job, the mean, the median) was right
-more often on the newest jobs than the classifier, that rule is taken: the thesis compares them, and always takes its own. Gradient boosted
-trees of scikit-learn take the place of XGBoost.
+The features are those of table 6.2 (recent arrivals, recent completions, the job), its user, which the table omits and the text finds worth
+4 to 7 %, and its virtual cluster (the pool that a trace names). The classifier gives way to a simple rule (the last job of the user, the
+mean, the median) that was right more often on the newest jobs; the thesis compares them, but always uses its own. Gradient boosted trees of
+scikit-learn take the place of XGBoost.
 
-Two decisions of ours, on what the thesis leaves open:
+The thesis leaves two points open, which we decided:
 
-- A range is predicted as of the submission, and then conditioned on what the job has run (Bayes): ranges below are left out, and the one
-  that it is in counts by the share of its jobs that ran for longer. Draws are longer than what it has run.
-- Jobs that run still are learnt from too, as if they ended like those that ran for longer (`as_they_may_end`). Of what was submitted within
-  the last hours only short jobs have ended, so that by these alone all that comes now seems to be short.
+- A range is predicted as of the submission, and then conditioned on the job's run time so far (Bayes): shorter ranges are left out, and the
+  current one counts by the share of its jobs that ran for longer. Draws are longer than the run time so far.
+- Jobs that still run are learnt from too, as if they ended like those that ran for longer (`as_they_may_end`). Of the jobs of the last
+  hours only short ones have ended; by these alone, all new jobs would seem to be short.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DAY = 86400.0
 
 
 class NoPredictor(Exception):
-    """There is none, and one line says why."""
+    """There is no predictor; one line says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class PastJobs:
     duration: Floats
     ended: Floats
     user: Ints  #: a code
-    ran: Floats  #: that those which have not ended have run
+    ran: Floats  #: run time so far of those that have not ended
     vc: Ints | None = None  #: code of the virtual cluster; None: of nobody
 
 
@@ -54,7 +54,7 @@ def range_of(duration: Floats) -> Ints:
 
 
 def features(jobs: PastJobs, row: int, now: float) -> Floats:
-    """Table 6.2 for one job as of ``now``: what arrived and what ended last, the job, and how its user's last jobs took."""
+    """Table 6.2 for one job as of ``now``: the last arrivals and completions, the job, and the durations of its user's last jobs."""
     before = np.flatnonzero(jobs.submitted[:row] <= now)[-RECENT_JOBS:] if row else np.zeros(0, dtype=int)
     over = np.flatnonzero(jobs.ended <= now)
     over = over[over != row]
@@ -122,7 +122,7 @@ class DurationRanges:
         whole = as_they_may_end(jobs, rng)
         rows = np.flatnonzero(~np.isnan(whole))
         whole = whole[rows]
-        half = rng.random(len(rows)) < 0.5  # of those by which the accuracy is measured are looked at on their way
+        half = rng.random(len(rows)) < 0.5  # these are judged at their submission, the others while they run
         elapsed = np.where(half, 0.0, rng.random(len(rows)) * whole)
         x = _as_submitted(jobs, rows.tolist())
         y, cut = range_of(whole), int(TRAINING_SHARE * len(rows))
@@ -153,7 +153,7 @@ class DurationRanges:
         return [drawn_range(possible(one, classes, self.known, float(ran)), rng) for one, ran in zip(shares, elapsed, strict=True)]
 
     def _by_rule(self, jobs: PastJobs, rows: Sequence[int], now: float, elapsed: Floats, rng: np.random.Generator) -> list[int]:
-        """A rule speaks of jobs that have not run yet; one that has goes on as those did that ran for longer."""
+        """The rule is for jobs that have not run yet; the others go on like those that ran for longer."""
         usual = float(self.known.mean() if self.rule == "mean" else np.median(self.known))
         over, taken = np.flatnonzero(jobs.ended <= now), []
         for row, ran in zip(rows, elapsed.tolist(), strict=True):
@@ -168,8 +168,8 @@ class DurationRanges:
 
 
 def possible(shares: Floats, classes: Ints, known: Floats, elapsed: float) -> Floats:
-    """Shares of all ranges, of a job that has run so long; they add up to 1. ``known``: durations, of which those of the range that it is
-    in say how many of that range run for longer."""
+    """Shares of all ranges for a job that has run for ``elapsed``; they add up to 1. ``known``: durations of the history, which say how
+    many jobs of its current range run for longer."""
     least, all_of = int(range_of(np.array([elapsed]))[0]), np.zeros(len(RANGE_BOUNDS) + 1)
     within = known[range_of(known) == least]
     all_of[classes] = shares
@@ -185,7 +185,7 @@ def possible(shares: Floats, classes: Ints, known: Floats, elapsed: float) -> Fl
 def drawn_range(shares: Floats, rng: np.random.Generator) -> int:
     """One of the ranges, each as likely as it is predicted.
 
-    The likeliest for all, as the thesis has it, leaves out the long ones: they are few, and most of the work.
+    The thesis takes the likeliest for all. That leaves out the long jobs, which are few, and most of the work.
     """
     return int(rng.choice(len(shares), p=shares))
 
@@ -201,9 +201,9 @@ def drawn(known: Floats, of_range: int, elapsed: float, rng: np.random.Generator
 
 
 def as_they_may_end(jobs: PastJobs, rng: np.random.Generator) -> Floats:
-    """Durations of all that have begun, NaN for those that have not. One that runs still takes as long as any that ran for longer, of its
-    user if there is one; where none did, twice as long as it has run. In the mean of many draws this is the Kaplan-Meier estimate (Efron
-    1967: what is cut off is spread over all that is longer)."""
+    """Durations of all jobs that have begun, NaN for the others. A job that still runs gets the duration of one that ran for longer, of its
+    user if possible; if none did, twice its run time so far. In the mean of many draws this is the Kaplan-Meier estimate (Efron 1967:
+    censored durations are spread over all longer ones)."""
     over = ~np.isnan(jobs.duration)
     found = jobs.duration.copy()
     for row in np.flatnonzero(~over & (jobs.ran > 0.0)).tolist():
@@ -215,8 +215,7 @@ def as_they_may_end(jobs: PastJobs, rng: np.random.Generator) -> Floats:
 
 
 def simple_rules(jobs: PastJobs, rows: Ints, cut: int, whole: Floats) -> dict[str, float]:
-    """How often simple rules are right on the same jobs: as its user's last one, as the mean, as the median of those before. ``whole``:
-    durations of ``rows``."""
+    """How often simple rules are right on the same jobs: the user's last job, the mean, the median. ``whole``: durations of ``rows``."""
     early, y = whole[:cut], range_of(whole)
     mean, median = (int(range_of(np.array([value]))[0]) for value in (early.mean(), np.median(early)))
     last: list[int] = []
@@ -248,7 +247,7 @@ def _shares(classifier: Any, x: Floats) -> Floats:
 
 
 def _one_core() -> AbstractContextManager[Any]:
-    """A search may take one. Threads that wait for each other beside other work take ten times as long, too, for jobs as few as these."""
+    """A search may take one core. Beside other work, threads that wait for each other also take ten times as long for so few jobs."""
     from threadpoolctl import threadpool_limits  # scikit-learn needs it itself
 
     return threadpool_limits(1)  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
 """The trace aggregator (002 ch. 6.4.3.2): similar jobs of a burst are simulated as one, so that a trial takes less time.
 
-As read: an aggregated job has the sum of the GPUs, so no group is larger than a node (or the pool, where nodes are smaller than its one
-job), as no cluster could hold it otherwise. Jobs that hold GPUs stay as they are. Means over jobs count a group as often as it has members.
+As read: an aggregated job asks for the sum of the GPUs. So no group is larger than a node, as no cluster could place it otherwise. Jobs
+that hold GPUs stay as they are. In means over jobs, a group counts as often as it has members.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Groups:
     """``member[i]`` is the group of job ``i``; the columns have one row a group."""
 
     member: Ints
-    first: Ints  #: a job of the group, for what all of it have alike
+    first: Ints  #: one job of the group, for all that its members have in common
     submitted: Floats  #: mean
     gpus: Ints  #: sum
     duration: Floats  #: seconds, such that the service is the sum

@@ -40,7 +40,7 @@ METRICS = ("queueing", "utilisation", "preemptions", "fragmentation")
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a trial gives: objectives, all the better the lower, and the metrics that explain them."""
+    """The result of a trial: objectives, the lower the better, and the metrics that explain them."""
 
     jct: float  #: mean completion time, seconds
     p99: float  #: of the completion times, seconds
@@ -57,7 +57,7 @@ class Figures:
 
 
 class NotMeasured(Exception):
-    """A trial came to no end; the words say why: it failed, or was cut off. ``figures``: what is taken of it, see `as_cut_off`."""
+    """A trial failed or was cut off; the words say why. ``figures``: those that a model learns from it, see `as_cut_off`."""
 
     def __init__(self, words: str, figures: Figures | None = None) -> None:
         super().__init__(words)
@@ -65,14 +65,14 @@ class NotMeasured(Exception):
 
 
 class RewardModel(Protocol):
-    """What predicts rewards (the causal model)."""
+    """Predicts rewards (the causal model)."""
 
     def predict(self, configs: Sequence[Configuration]) -> Sequence[float]:
-        """With what was measured near in this search."""
+        """Rewards, corrected by measurements near them in this search."""
         ...
 
     def expected(self, configs: Sequence[Configuration]) -> Sequence[float]:
-        """Without: unlike configurations compare by what the model alone says of them."""
+        """Rewards without that correction, by which unlike configurations compare."""
         ...
 
     def learn(self, config: Configuration, figures: Figures, reference: Figures) -> None: ...
@@ -89,7 +89,7 @@ class Trial:
 
 @dataclass
 class Found:
-    """What a search found. ``gain``: the reward of the best, 1: nothing better than what is in force."""
+    """The result of a search. ``gain``: the reward of the best, 1: nothing is better than the configuration in force."""
 
     in_force: Configuration
     best: Configuration
@@ -100,15 +100,15 @@ class Found:
     fixed: list[str] = field(default_factory=list)  #: keys that the scope step has fixed
     seconds: float = 0.0
     stopped: str = ""  #: why fewer than T were tried
-    agreement: float | None = None  #: of what the model said with what was measured; None: no model, or too few trials
-    as_counts: Mapping[str, int] = field(default_factory=dict)  #: keys that say how many thresholds are in use: what they come to
+    agreement: float | None = None  #: of predictions with measurements; None: no model, or too few trials
+    as_counts: Mapping[str, int] = field(default_factory=dict)  #: keys that count the thresholds in use, with how many have an effect
 
     def count(self, outcome: str) -> int:
         return sum(trial.outcome == outcome for trial in self.trials)
 
 
 def reward_of(objective: str, reference: Figures, figures: Figures) -> float:
-    """Reference over measured; of shares, which may be 0, of their complements."""
+    """Reference over measured; for shares, which may be 0, measured over reference of their complements."""
     before, after = getattr(reference, objective), getattr(figures, objective)
     if objective == "slo":
         return float((1.0 - after + SLO_SMOOTHING) / (1.0 - before + SLO_SMOOTHING))
@@ -116,8 +116,8 @@ def reward_of(objective: str, reference: Figures, figures: Figures) -> float:
 
 
 def as_cut_off(figures: Figures, reference: Figures) -> Figures:
-    """What a model learns from a trial that was cut off: half the reward of what is in force by each objective, with the metrics that it
-    had come to. Jobs that change places all the time would else be what no model has ever seen, and they cost the most."""
+    """The figures that a model learns from a trial that was cut off: half the reward of the configuration in force by each objective, and
+    the metrics so far. Else no model would ever see configurations under which jobs change places all the time, and those cost the most."""
     twice = {name: 2.0 * getattr(reference, name) for name in OBJECTIVES if name != "slo"}
     return dataclasses.replace(figures, **twice, slo=1.0 - ((1.0 - reference.slo + SLO_SMOOTHING) / 2.0 - SLO_SMOOTHING))
 
@@ -196,10 +196,10 @@ def search(
     seconds: float = math.inf,
     told: Callable[[int, Trial], None] = lambda number, trial: None,
 ) -> Found:
-    """The best configuration of at most ``trials`` samples, of which what is in force is the first.
+    """The best configuration of at most ``trials`` samples; the first of them is the configuration in force.
 
     ``first``: configurations of before, the most promising first. ``seconds``: real time after which no other trial begins. ``told`` hears
-    of each sample. Raises NotMeasured when what is in force cannot be measured: then there is nothing to compare with.
+    of each sample. Raises NotMeasured if the configuration in force cannot be measured: then there is nothing to compare with.
     """
     began, rng = time.monotonic(), np.random.default_rng(seed)
     state = _Search(space, evaluate, in_force, objective, model, gamma)
@@ -228,8 +228,8 @@ def search(
 
 
 def agreement(told: Sequence[tuple[float, float]]) -> float:
-    """Of all pairs that were measured unlike: the share that was predicted in that order, less the share in the other (Goodman and
-    Kruskal's gamma, ties of predictions counted as neither). 0: chance; 1: all. Rewards within a millionth are alike."""
+    """Goodman and Kruskal's gamma, with ties of predictions counted as neither. Of all pairs with unlike measurements: the share that was
+    predicted in the right order, less the share in the wrong one. 0: chance; 1: all. Rewards within a millionth are alike."""
     predicted, measured = np.array(told).T
     unlike = np.subtract.outer(measured, measured)
     order = np.sign(np.where(np.abs(unlike) > REWARD_TOLERANCE, unlike, 0.0))
@@ -240,18 +240,18 @@ def agreement(told: Sequence[tuple[float, float]]) -> float:
 def is_rejected(predicted: float, best: float, gamma: float) -> bool:
     """Line 9: the predicted reward is no more than gamma x the best.
 
-    As read: what the model alone expects of the best, where that is less than what was measured of it. The best of many measured ones
-    stands above all that a mean of trees ever predicts, so after the first good one nearly all samples would be rejected.
+    As read, "the best" is the smaller of its measurement and its prediction. The best of many measurements is above anything that a mean of
+    trees ever predicts, so after the first good one nearly all samples would be rejected.
     """
     return predicted <= gamma * best
 
 
 def hopeless_keys(space: Space, model: RewardModel, best: Configuration, constraints: Mapping[str, Any], gamma: float = 1.0) -> list[str]:
-    """Line 14, the what-if analysis: keys of which every other value is predicted to be rejected, all other keys as in the best.
+    """Line 14, the what-if analysis: keys whose every other value would be rejected, with all other keys as in the best.
 
-    As read: "do not exceed the best" is judged as on line 9, by gamma x what the model expects of the best. Beside what was measured of it,
-    which stands above all that is predicted only, the first improvement would fix nearly all keys at once, and the search would end there.
-    A key that is not in use changes nothing now, and may be when another one changes: it stays free.
+    As read, "do not exceed the best" is judged as on line 9: by gamma x the prediction for the best. Against its measurement, which is
+    above all predictions, the first improvement would fix nearly all keys at once, and the search would end there.
+    A key that is not in use has no effect now, but may have one when another key changes: it stays free.
     """
     asked = [best]
     spans: dict[str, slice] = {}
@@ -268,10 +268,10 @@ def hopeless_keys(space: Space, model: RewardModel, best: Configuration, constra
 
 
 def rechecked(found: Found, evaluate: Callable[[Configuration], Figures], objective: str) -> Found:
-    """``found``, a search on grouped jobs, by what ``evaluate`` says of its best few and of what is in force on the jobs themselves.
+    """The result of a search on grouped jobs, its best few and the configuration in force re-run on the jobs themselves (``evaluate``).
 
-    What is best for groups may be worse for the jobs than what is in force; the thesis (6.4.3.2) does not look. Raises NotMeasured when
-    what is in force cannot be measured.
+    The best for groups may be worse for the jobs than the configuration in force; the thesis (6.4.3.2) does not look. Raises NotMeasured if
+    the configuration in force cannot be measured.
     """
     reference = evaluate(found.in_force)
     best, gain, figures = found.in_force, 1.0, reference
@@ -287,7 +287,7 @@ def rechecked(found: Found, evaluate: Callable[[Configuration], Figures], object
 
 
 def without_idle(found: Found, space: Space, evaluate: Callable[[Configuration], Figures]) -> Found:
-    """``found`` without the thresholds of its best that hold nobody: where leaving one out comes to the same figures, it is left out.
+    """The result without the thresholds of its best that hold no job: one is left out if the figures are the same without it.
 
     Thresholds are numbers of which another key says how many are in use. Where that key is not tuned, it stays, and `as_counts` says
     how many do something.
