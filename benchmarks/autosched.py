@@ -42,12 +42,12 @@ from typing import Any
 
 import numpy as np
 from common import arguments, machine, progress, show
-from stoker.engine.autosched import learning, search_process
+from stoker.engine.autosched import search_process
 from stoker.engine.autosched.learning import Past, learnt_from
 from stoker.engine.autosched.moment_of_trace import history_of, situation_of, stand_at
-from stoker.engine.autosched.search_process import Answer, Request, Trials, find
+from stoker.engine.autosched.search_process import SearchRequest, SearchResult, Trials, find
 from stoker.engine.autosched.simulated_tuning import SimulatedTuning
-from stoker.engine.autosched.situation import TIMES_AS_MANY, Situation, aggregated, measure
+from stoker.engine.autosched.situation import DECISIONS_FACTOR, Situation, aggregated, measure
 from stoker.engine.cli.trace_source import read_file
 from stoker.engine.forecast.ongoing import OutOfTime
 from stoker.engine.sim.cluster import Cluster
@@ -60,7 +60,7 @@ from stoker.engine.sim.workload import Workload, make_workload
 from stoker.engine.traces.trace import to_workload
 from stoker.policies import registry
 from stoker.policies.autosched.causal_model import CausalModel, NoModel, random_configuration
-from stoker.policies.autosched.search import LEAST_PROOF, Found, NotMeasured, Trial, reward_of
+from stoker.policies.autosched.search import MIN_JUDGED_TRIALS, Found, NotMeasured, Trial, reward_of
 from stoker.policies.autosched.search_space import space_of
 
 DAY, HOUR = 86400.0, 3600.0
@@ -132,7 +132,7 @@ def replayed(simulation: Simulation, policy: str, options: Options) -> Situation
     return dataclasses.replace(situation, view=view, left=np.zeros(0), memory=None)
 
 
-def at_random(request: Request) -> Answer:
+def at_random(request: SearchRequest) -> SearchResult:
     """As many configurations as a search, drawn evenly."""
     began, policy = time.monotonic(), request.situation.policy
     in_force, space, rng = request.in_force, request.space, np.random.default_rng(request.seed)
@@ -150,7 +150,7 @@ def at_random(request: Request) -> Answer:
         if reward > found.gain:
             found.best, found.gain, found.figures = config, reward, figures
     found.seconds = time.monotonic() - began
-    return Answer(found, None, None, "")
+    return SearchResult(found)
 
 
 def over(asked: argparse.Namespace) -> float:
@@ -182,7 +182,7 @@ def constants(workload: Workload, cluster: Cluster, asked: argparse.Namespace, o
             result = simulate(workload, cluster, registry.create(asked.policy, config), options, control=Bound(most))
         except (SimulationError, OutOfTime):
             continue
-        most = most if number else TIMES_AS_MANY * result.decisions  # the first is the default
+        most = most if number else DECISIONS_FACTOR * result.decisions  # the first is the default
         found.append((figures_of(workload, cluster, result, 0.0, DAY), figures_of(workload, cluster, result, DAY, over(asked))))
     by = 1 if asked.objective == "rho" else 0
     return {"past": min(found, key=lambda pair: pair[0][by])[1], "hindsight": min(found, key=lambda pair: pair[1][by])[1]}
@@ -204,8 +204,9 @@ def learnt(workload: Workload, cluster: Cluster, asked: argparse.Namespace, opti
     """From the day before; ``shuffled``: with what came of each configuration shuffled."""
     past = Past(workload, cluster, DAY, math.inf)
     try:
-        model = learnt_from(past, asked.policy, dataclasses.asdict(registry.load(asked.policy).Config()), options, asked.objective)
+        model = learnt_from(past, asked.policy, {}, options, asked.objective)
         if not shuffled:
+            model.fit()
             return model
         rows, samples = np.random.default_rng(1).permutation(len(model.samples)), model.samples
         return CausalModel.learnt(
@@ -228,12 +229,12 @@ class WithinWindow(SimulatedTuning):
             self.next_at = math.inf
 
 
-def at_leisure(request: Request) -> Answer:
+def at_leisure(request: SearchRequest) -> SearchResult:
     """Bounded by trials and decisions, and not by seconds: what else the machine does is to change no figure."""
     return find(dataclasses.replace(request, seconds=math.inf))
 
 
-def bluefin_alone(request: Request) -> Answer:
+def bluefin_alone(request: SearchRequest) -> SearchResult:
     """SelfTune: from the centre, without even draws, and without what was best before."""
     return find(dataclasses.replace(request, seconds=math.inf, spread=0.0, first=()))
 
@@ -242,7 +243,7 @@ def run(task: tuple[int, str, int, Workload, argparse.Namespace]) -> list[Mappin
     number, way, seed, workload, asked = task
     cluster, options = Cluster.parse(asked.nodes), Options(errors=Errors(unknown=asked.unknown))
     began, cpu, learnt_in = time.monotonic(), time.process_time(), 0.0
-    learning.LEAST_SECONDS = search_process.LEAST_SECONDS = UNBOUNDED
+    search_process.MIN_TRIAL_CPU_SECONDS = UNBOUNDED
     turns: list[Any] = []
     if way == "parts":
         return [{"window": number, "way": way, "parts": parts(workload, cluster, asked, options), "seconds": time.monotonic() - began}]
@@ -285,7 +286,7 @@ def parts(workload: Workload, cluster: Cluster, asked: argparse.Namespace, optio
         situation = situation_of(stand_at(workload, cluster, asked.policy, {}, options, moment), asked.policy, options)[0]
         if not len(situation.view.jobs):
             continue
-        request = Request.of(situation, {}, asked.objective, trials=asked.trials, seconds=math.inf)
+        request = SearchRequest.of(situation, {}, asked.objective, trials=asked.trials, seconds=math.inf)
         whole = dataclasses.replace(request, aggregate=False)
         for name, one in (
             ("both", dataclasses.replace(request, model=model)), ("no causal", request),
@@ -401,7 +402,7 @@ def main(given: Sequence[str] | None = None) -> None:
     for name, fits in zip(("windows", "trials", "unknown", "parts"), FIT.get(asked.policy, FIT["tiresias"]), strict=True):
         if getattr(asked, name) is None:
             setattr(asked, name, fits)
-    asked.ways = asked.ways or [way for way in WAYS if asked.trials > LEAST_PROOF or way not in CAUSAL]
+    asked.ways = asked.ways or [way for way in WAYS if asked.trials > MIN_JUDGED_TRIALS or way not in CAUSAL]
     began = machine()
     whole = to_workload(read_file(Path(asked.trace)), ()) if asked.trace else made(asked.windows)
     rows = [json.loads(line) for line in asked.results.read_text().splitlines()] if asked.results and asked.results.exists() else []

@@ -1,4 +1,4 @@
-"""A bound on the real time of somebody's code: a policy that hangs is cut off in the midst of its loop."""
+"""A bound on the real time of foreign code: a policy that hangs is cut off in the middle of its loop."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator
 from types import FrameType
 
-LONGEST = 1e6  #: seconds of a timer, which knows no infinity
+MAX_TIMER_SECONDS = 1e6  #: seconds of a timer, which knows no infinity
 
 
 class Hangs(BaseException):
@@ -16,13 +16,13 @@ class Hangs(BaseException):
 
 @contextlib.contextmanager
 def bounded(seconds: float) -> Iterator[None]:
-    """Raise `Hangs` in the main thread after so many seconds, inf: never; in other threads there is no such bound."""
+    """Raise `Hangs` in the main thread after so many seconds, inf: never. Other threads have no such bound."""
     try:
         before = signal.signal(signal.SIGALRM, _cut_off)
     except ValueError:  # not the main thread
         yield
         return
-    signal.setitimer(signal.ITIMER_REAL, min(max(seconds, 1e-3), LONGEST))
+    signal.setitimer(signal.ITIMER_REAL, min(max(seconds, 1e-3), MAX_TIMER_SECONDS))
     try:
         yield
     finally:

@@ -1,20 +1,22 @@
-"""The causal model, learnt from simulations of what has been (002 ch. 6.6.2): moments of the past, and at each some configurations."""
+"""A causal model learnt before a search, from searches of even draws at moments of the past (002 ch. 6.6.2).
+
+Pools and simulations that tune themselves learn from the searches that they make anyway."""
 
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from ...policies import registry
-from ...policies.autosched.causal_model import CausalModel, Encoder, NoModel, random_configuration, require_extra, samples_of
-from ...policies.autosched.search import as_cut_off
-from ...policies.autosched.search_space import Configuration, Space, space_of
-from ...policies.contract import Floats
+from ...policies.autosched.causal_model import CausalModel, has_extra
+from ...policies.autosched.search_space import space_of
+from ...policies.keys import make_config
 from ..sim.cluster import Cluster
 from ..sim.run_options import Options
 from ..sim.simulation_error import SimulationError
@@ -22,18 +24,15 @@ from ..sim.simulator import Simulation, simulate
 from ..sim.workload import Workload
 from .bounded_time import Hangs, bounded
 from .moment_of_trace import situation_of
-from .situation import CutOff, Situation, aggregated, bound_of, features_of, measure
+from .search_process import SearchFailed, SearchRequest, find, step_aside
+from .situation import Situation, aggregated
 
-LOOKS = 96  #: over the past
-MOMENTS = 16  #: of these, at which it is learnt: those at which jobs wait, as far as there are such
-CONFIGURATIONS = 12  #: at each
-SECONDS = 40.0
-FIRST_SECONDS = 4.0  #: processor time of the simulation of what is in force
-TIMES_AS_LONG = 32.0  #: others may take so many times as long, and `LEAST_SECONDS` in any case
-LEAST_SECONDS = 1.0
-REPLAYING = 0.5  #: share of the time that the replay of the past may take
-HANGING = 2.0  #: seconds beyond its time after which the configurations of a moment are cut off
-EARLIEST = 0.25  #: share of the past before which the cluster is too empty to learn from
+REPLAY_LOOKS = 96  #: moments, evenly spread, at which the replay of the past is looked at
+SEARCHES = 16  #: at some of these moments, first those at which jobs wait
+TRIALS_EACH = 13  #: of a search
+LEARNING_SECONDS = 30.0  #: real time, half of that of a search
+REPLAY_SHARE = 0.5  #: share of that time which the replay of the past may take
+WARM_UP_SHARE = 0.25  #: share of the past, its beginning, in which the cluster is too empty to learn from
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,37 +42,43 @@ class Past:
     workload: Workload
     cluster: Cluster
     until: float
-    seconds: float = SECONDS  #: real time after which no other simulation begins
+    seconds: float = LEARNING_SECONDS  #: real time after which no other trial begins
 
 
-def learnt_from(past: Past, policy: str, in_force: Configuration, options: Options, objective: str, seed: int = 0) -> CausalModel:
-    """Nothing after ``past.until`` is looked at. Raises NoModel where too little was to be seen."""
-    require_extra()
-    began, rng = time.monotonic(), np.random.default_rng([seed, 5])
-    space = space_of(registry.load(policy).Config, in_force)
-    rows: list[tuple[Floats, Floats, float]] = []
+def learnt_apart(past: Past, policy: str, config: Mapping[str, Any], options: Options, objective: str, seed: int = 0) -> CausalModel:
+    """`learnt_from` in a niced process."""
+    with multiprocessing.get_context("spawn").Pool(1, step_aside) as pool:
+        return pool.apply(learnt_from, (past, policy, config, options, objective, seed))
+
+
+def learnt_from(past: Past, policy: str, config: Mapping[str, Any], options: Options, objective: str, seed: int = 0) -> CausalModel:
+    """Nothing after ``past.until`` is looked at. Where too little was to be seen the model has few samples, and says so when it is used."""
+    ends_at, rng, kind = time.monotonic() + past.seconds, np.random.default_rng([seed, 5]), registry.load(policy).Config
+    none = model = CausalModel.untrained(space_of(kind, asdict(make_config(kind, config))), objective)
+    if not has_extra():
+        return none
     first = float(past.workload.submitted[0]) if len(past.workload) else 0.0
-    looks = _Looks(policy, options, first + EARLIEST * (past.until - first), (1.0 - EARLIEST) * (past.until - first) / LOOKS)
+    begin = first + WARM_UP_SHARE * (past.until - first)
+    looks = _Looks(policy, options, begin, (past.until - begin) / REPLAY_LOOKS)
     # What was seen before it failed, or its time was over, counts.
-    with contextlib.suppress(SimulationError, Hangs), bounded(REPLAYING * past.seconds):
-        simulate(past.workload, past.cluster, registry.create(policy, in_force), replace(options, until=past.until), control=looks)
+    with contextlib.suppress(SimulationError, Hangs), bounded(REPLAY_SHARE * past.seconds):
+        simulate(past.workload, past.cluster, registry.create(policy, config), replace(options, until=past.until), control=looks)
     learnt_at = 0
-    for waits in (True, False):  # where nobody waits, those who come may have to
+    for waits in (True, False):  # where nobody waits, later arrivals may have to
         looked = [situation for situation, so in looks.seen if so == waits]
-        chosen = np.unique(np.linspace(0, len(looked) - 1, min(MOMENTS, len(looked))).round().astype(int))
+        chosen = np.unique(np.linspace(0, len(looked) - 1, min(SEARCHES, len(looked))).round().astype(int))
         for number in rng.permutation(chosen).tolist():
-            if time.monotonic() - began > past.seconds or learnt_at == MOMENTS:
+            left = ends_at - time.monotonic()
+            if left <= 0.0 or learnt_at == SEARCHES:
                 break
-            with (
-                contextlib.suppress(SimulationError, CutOff, Hangs),
-                bounded(began + past.seconds + HANGING - time.monotonic()),
-            ):
-                found = _measured_at(aggregated(looked[number]), policy, space, in_force, objective, rng, began + past.seconds)
-                rows, learnt_at = rows + found, learnt_at + bool(found)
-    samples = samples_of(rows)
-    if samples is None:
-        raise NoModel("no job waited at the moments that were simulated, so all configurations are alike")
-    return CausalModel.learnt(space, objective, samples)
+            draws = int(rng.integers(2**31))
+            situation = aggregated(looked[number])
+            request = SearchRequest.of(situation, config, objective, TRIALS_EACH, left, seed=draws, spread=1.0, aggregate=False)
+            with contextlib.suppress(SearchFailed):
+                answer = find(replace(request, model=none))
+                if answer.model is not None and answer.found.reference.queueing > 0.0:
+                    model, learnt_at = model.relearnt(answer.model.samples), learnt_at + 1
+    return model
 
 
 @dataclass
@@ -90,37 +95,3 @@ class _Looks:
         self.next_at = simulation.now + max(self.every, 1.0)
         if len(simulation.table):
             self.seen.append((situation_of(simulation, self.policy, self.options)[0], bool(simulation.waiting)))
-
-
-def _measured_at(
-    situation: Situation,
-    policy: str,
-    space: Space,
-    in_force: Mapping[str, Any],
-    objective: str,
-    rng: np.random.Generator,
-    ends_at: float,
-) -> list[tuple[Floats, Floats, float]]:
-    rows: list[tuple[Floats, Floats, float]] = []
-    if not situation.jobs:
-        return rows
-    began = time.thread_time()
-    reference = measure(situation, registry.create(policy, in_force), FIRST_SECONDS)
-    bound = max(TIMES_AS_LONG * (time.thread_time() - began), LEAST_SECONDS), bound_of(reference)
-    if reference.queueing <= 0.0:
-        return rows
-    encoder, features = Encoder(space), features_of(situation)
-    for _ in range(CONFIGURATIONS):
-        if time.monotonic() > ends_at:
-            break
-        config = random_configuration(space, dict(in_force), rng)
-        try:
-            figures = measure(situation, registry.create(policy, config), *bound)
-        except CutOff as error:
-            if error.figures is None:
-                continue
-            figures = as_cut_off(error.figures, reference)
-        except SimulationError:
-            continue
-        rows.append(encoder.sample(config, features, objective, reference, figures))
-    return rows

@@ -1,4 +1,4 @@
-"""The state of a simulated cluster at a moment of a trace: what `stoker tune --trace` and the benchmarks start from."""
+"""The state of a simulated cluster at a moment of a trace, from which `stoker tune --trace` and the benchmarks start."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def stand_at(workload: Workload, cluster: Cluster, policy: str, config: Mapping[
 def situation_of(
     simulation: Simulation, policy: str, options: Options, predictor: DailyPredictor | None = None, vcs: Sequence[str] = ()
 ) -> tuple[Situation, str]:
-    """What is known at the simulation's moment, and nothing of what comes after it; and the words on the arrivals that are expected.
+    """The situation as it is known at the simulation's moment, nothing later; and words on the arrivals that are expected.
 
-    ``predictor``: durations that nothing tells are those that it predicts, if it can. ``vcs``: the virtual cluster of each of the jobs.
+    ``predictor``: predicts unknown durations, if it can. ``vcs``: the virtual cluster of each job.
     """
     view, history = plain_view(simulation), history_of(simulation, vcs)
     durations, told = usual_durations(history), ""
@@ -74,7 +74,7 @@ def plain_view(simulation: Simulation) -> View:
 
 
 def _columns(view: View) -> dict[str, Any]:
-    """Copies: what a view of the simulator shows is good until the next."""
+    """Copies, as a view of the simulator is valid only until the next one."""
     jobs = view.jobs.plain()  # type: ignore[attr-defined]
     return {field.name: getattr(jobs, field.name) for field in dataclasses.fields(jobs) if getattr(jobs, field.name) is not None}
 
@@ -95,7 +95,7 @@ def history_of(simulation: Simulation, vcs: Sequence[str] = ()) -> History:
 
 
 def believed_left(view: View, history: History, durations: Floats, numbered: bool) -> Floats:
-    """As the policy is told; else by jobs like it, and never less than a tenth of what it has run."""
+    """Seconds of work left: as the policy is told, else by similar jobs, and never less than a tenth of the run time so far."""
     jobs = view.jobs
     guessed = np.full(len(jobs), float(np.median(durations)) if len(durations) else 3600.0)
     if numbered and len(durations):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...policies import registry
-from ...policies.autosched.arrivals_ahead import HOUR
+from ...policies.autosched.arrivals_ahead import HORIZON_BINS
 from ...policies.autosched.duration_ranges import DAY, DurationRanges
 from ...policies.autosched.search import TRIALS
 from ...policies.autosched.search_space import space_of
@@ -23,20 +23,17 @@ from ..forecast.admission import known_work
 from ..forecast.work_draws import Durations, Finished, endless
 from ..json_rows import objects
 from ..scheduling.ticks import Scheduling
-from ..sim.cluster import Cluster
 from ..sim.run_options import Options
-from ..sim.workload import make_workload
 from ..store.store import Store
-from .learning import SECONDS, Past
 from .predicted_work import Untold
-from .search_process import Request
-from .situation import LEAST_JOBS, History, Situation, look_ahead, usual_durations
+from .search_process import SearchRequest
+from .situation import MIN_HISTORY_JOBS, History, Situation, look_ahead, usual_durations
 from .stored_models import stored_model
 from .tuning_controller import MIN_GAIN_PERIODIC, tried_before
 
 HISTORY_SECONDS = 14 * 86400.0  #: of the arrivals that are copied
 FINISHED_JOBS = 500  #: newest completed jobs that durations are estimated from
-NAME = "autosched"  #: who asks for the searches of a pool that tunes itself
+TUNER = "autosched"  #: who asks for the searches of a pool that tunes itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +47,7 @@ class Asked:
     only: tuple[str, ...] = ()
     ranges: dict[str, tuple[float, float]] | None = None
     seed: int = 0
-    by: str = NAME
+    by: str = TUNER
     min_gain: float = MIN_GAIN_PERIODIC
     period: float = 3600.0
     why: str = "asked for"
@@ -68,7 +65,7 @@ class PoolRequests:
         """What is in force in a pool; None: the pool is gone."""
         return next((row for row in self._scheduling.in_force() if row["pool"] == pool), None)
 
-    def request(self, asked: Asked) -> tuple[Request, str]:
+    def request(self, asked: Asked) -> tuple[SearchRequest, str]:
         """The search, and the words on the arrivals that are expected. UsageError for a pool or a space that can't be searched."""
         rules = self._scheduling.rules(asked.pool)
         setting = self.setting(asked.pool)
@@ -76,7 +73,7 @@ class PoolRequests:
             raise NotFound(f"pool: there is no pool {asked.pool!r}")
         view = self._scheduling.look(asked.pool).view
         history, ids = self._jobs(asked.pool, view.now)
-        coming, words = look_ahead(history, usual_durations(history), view.now, asked.period / HOUR)
+        coming, words = look_ahead(history, usual_durations(history), view.now, asked.period / HORIZON_BINS)
         if not len(view.gpus):
             raise UsageError(f"pool {asked.pool!r} has no GPUs, so there is nothing to tune")
         left, untold = self._left(asked.pool, view)
@@ -84,7 +81,7 @@ class PoolRequests:
         situation = Situation(view, left, coming, rules.name, *ruled, period=asked.period)
         unknown = Untold(history, _rows_in(ids, view), untold, self._predictor(asked.pool)) if untold.any() else None
         try:
-            request = Request.of(
+            request = SearchRequest.of(
                 situation, setting["config"], asked.objective, asked.trials, only=asked.only, ranges=asked.ranges, seed=asked.seed,
                 untold=unknown,
             )  # fmt: skip
@@ -101,24 +98,10 @@ class PoolRequests:
     def waits_for(self, pool: str) -> str:
         """What a pool that tunes itself waits for; empty: for nothing."""
         ((jobs,),) = self._store.rows("policy/tuning_jobs", pool, self._clock() - HISTORY_SECONDS)
-        return f"waits for a history of {LEAST_JOBS} jobs; it has {jobs}" if jobs < LEAST_JOBS else ""
+        return f"waits for a history of {MIN_HISTORY_JOBS} jobs; it has {jobs}" if jobs < MIN_HISTORY_JOBS else ""
 
     def keep_predictor(self, pool: str, predictor: DurationRanges) -> None:
         self._predictors[pool] = predictor, self._clock()
-
-    def past(self, pool: str, view: View, period: float) -> Past | None:
-        """The jobs of the pool that have ended, on the GPUs that it has now; None: they are too few."""
-        history = self._jobs(pool, view.now)[0]
-        rows = np.flatnonzero(~np.isnan(history.duration) & (history.gpus <= len(view.gpus)))
-        if len(rows) < LEAST_JOBS:
-            return None
-        first = float(history.submitted[rows].min())
-        users, models = [history.user[row] for row in rows.tolist()], [history.model[row] for row in rows.tolist()]
-        workload = make_workload(
-            pool, history.submitted[rows] - first, history.duration[rows], history.gpus[rows], users=users, models=models
-        )
-        cluster = Cluster(tuple(np.bincount(view.gpus.node).tolist()))
-        return Past(workload, cluster, float(workload.submitted[-1]), min(SECONDS, period / HOUR))
 
     def _tried(self, pool: str, policy: str, config: dict[str, Any]) -> tuple[dict[str, Any], ...]:
         tried: list[dict[str, Any]] = []

@@ -16,7 +16,7 @@ from ..scheduling.policy_settings import PolicySetting, set_policy
 from ..scheduling.ticks import Scheduling
 from ..store.store import Committed, Store
 from ..tasks import Tasks
-from .pool_requests import NAME, Asked, PoolRequests, whole
+from .pool_requests import TUNER, Asked, PoolRequests, whole
 from .pool_searches import PoolSearches
 from .stored_tunings import Measured, NewTuning, add_tuning, measure_tuning
 from .tuning_controller import Controller, has_harmed, measured_gain, refusal
@@ -129,7 +129,7 @@ class PoolTuning:
             outcome = "dry-run"
         elif refused:
             why = f"{asked.why}; {refused}"
-        elif asked.by == NAME and not self._tunes_itself(asked.pool):
+        elif asked.by == TUNER and not self._tunes_itself(asked.pool):
             why = "somebody turned it off meanwhile"
         elif row and _set_in(row) == (summary["policy"], summary["before"]) and self._set(row, summary["after"], asked.by):
             outcome = "applied"
@@ -141,7 +141,7 @@ class PoolTuning:
     def _rolled_back(self, asked: Asked, policy: str) -> list[Any]:
         """Configurations that the pool itself does not apply again; a person may."""
         since = Controller(asked.period).rolled_back_since(self._clock())
-        return [json.loads(after) for (after,) in self._store.rows("policy/taken_back", asked.pool, policy, since) if asked.by == NAME]
+        return [json.loads(after) for (after,) in self._store.rows("policy/taken_back", asked.pool, policy, since) if asked.by == TUNER]
 
     def _set(self, row: dict[str, Any], config: dict[str, Any], by: str) -> bool:
         """Set another configuration in place of a row that is in force. False: somebody has set the policy in this very moment."""
@@ -163,7 +163,7 @@ class PoolTuning:
             return False
         row = self._requests.setting(pool)
         # Set first: what is on record has happened, whenever the daemon is killed.
-        if row and has_harmed(gain) and self._may_roll_back(change, _set_in(row)) and self._set(row, change["before"], NAME):
+        if row and has_harmed(gain) and self._may_roll_back(change, _set_in(row)) and self._set(row, change["before"], TUNER):
             harm = f"{why}; jobs took {1 / gain:.2f} × as long as expected without it"
             self._store.write(measure_tuning, Measured(change["id"], gain, "rolled back", harm))
             return True
@@ -174,7 +174,7 @@ class PoolTuning:
     def _may_roll_back(self, change: dict[str, Any], now: tuple[str, dict[str, Any]] | None) -> bool:
         """Only the pool's own newest change may, while nobody has set another; also if it was rolled back just before a kill."""
         still = now in [(change["policy"], config) for config in (change["after"], change["before"])]
-        return bool(self._tunes_itself(change["pool"]) and change["newest"] and change["asked_by"] == NAME and still)
+        return bool(self._tunes_itself(change["pool"]) and change["newest"] and change["asked_by"] == TUNER and still)
 
 
 def _set_in(row: dict[str, Any] | None) -> tuple[str, dict[str, Any]] | None:

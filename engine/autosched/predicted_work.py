@@ -1,4 +1,4 @@
-"""Durations that nobody has told, predicted within a search of a pool (002 ch. 6.4.2.2): of its jobs, and of those that come again."""
+"""Unknown durations, predicted within a search of a pool (002 ch. 6.4.2.2): of its jobs, and of the arrivals copied from them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...policies.autosched.arrivals_ahead import HOUR
+from ...policies.autosched.arrivals_ahead import HORIZON_BINS
 from ...policies.autosched.duration_ranges import DurationRanges
 from ...policies.contract import Bools, Ints
 from .situation import History, Situation, look_ahead, predicted_durations, predictor_of, with_ran
@@ -15,21 +15,21 @@ from .situation import History, Situation, look_ahead, predicted_durations, pred
 
 @dataclass(frozen=True, slots=True)
 class Untold:
-    """What durations are predicted from."""
+    """Jobs of unknown duration, and the history from which it is predicted."""
 
     history: History
-    row: Ints  #: in the history, of each job of the view; -1: it is not there
+    row: Ints  #: of each job of the view, its row in the history; -1: it has none
     untold: Bools  #: jobs of the view of whose duration nothing is known
     predictor: DurationRanges | None = None  #: learnt less than a day ago
 
 
 def with_predicted(situation: Situation, known: Untold) -> tuple[Situation, DurationRanges]:
-    """The situation with predicted durations in the place of usual ones. Raises NoPredictor."""
+    """The situation with predicted durations in place of usual ones. Raises NoPredictor."""
     jobs = situation.view.jobs
     history = with_ran(known.history, known.row, jobs.run_time)
     predictor = known.predictor or predictor_of(history)
     durations = predicted_durations(history, predictor, situation.view.now)
-    coming, _ = look_ahead(history, durations, situation.view.now, situation.period / HOUR)
+    coming, _ = look_ahead(history, durations, situation.view.now, situation.period / HORIZON_BINS)
     rows = np.flatnonzero((known.row >= 0) & known.untold)
     left = situation.left.copy()
     left[rows] = np.maximum(durations[known.row[rows]] - jobs.run_time[rows], 1e-3)
@@ -37,7 +37,7 @@ def with_predicted(situation: Situation, known: Untold) -> tuple[Situation, Dura
 
 
 def accuracy_words(predictor: DurationRanges) -> str:
-    """How often it was right on jobs that it had not seen, beside simple rules."""
+    """The accuracy on unseen jobs, beside that of simple rules."""
     beside = ", ".join(f"{name} {100 * share:.0f}" for name, share in predictor.beside.items())
     taken = f", so {predictor.rule} is taken" if predictor.rule else ""
     return f"durations are predicted, the range right in {100 * predictor.accuracy:.0f} % ({beside} %{taken})"

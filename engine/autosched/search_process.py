@@ -1,4 +1,4 @@
-"""Searches in one niced process of their own: bounded trials, and nothing that hangs or raises harms who asked (002 ch. 6.4.3)."""
+"""Searches with bounded trials, each in a niced process of its own: a policy that hangs or raises harms nobody else (002 ch. 6.4.3)."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from ...policies import registry
-from ...policies.autosched.causal_model import CausalModel, Encoder, NoModel, Samples, samples_of
+from ...policies.autosched.causal_model import CausalModel, NoModel, samples_of
 from ...policies.autosched.duration_ranges import DurationRanges, NoPredictor
 from ...policies.autosched.search import (
     EPSILON,
-    SPREAD,
+    EVEN_SHARE,
     TRIALS,
     Figures,
     Found,
     NotMeasured,
     Trial,
     as_cut_off,
-    checked,
+    rechecked,
     search,
     without_idle,
 )
@@ -36,33 +36,30 @@ from ...policies.keys import make_config
 from ..hosts.ray_runners import connected
 from ..sim.simulation_error import SimulationError
 from .bounded_time import Hangs, bounded
-from .learning import Past, learnt_from
 from .predicted_work import Untold, accuracy_words, with_predicted
 from .situation import CutOff, Situation, aggregated, bound_of, features_of, measure
 from .trials_on_ray import TrialsOnRay
 
-SECONDS = 60.0  #: real time of a decision, learning included: then no other trial begins, and the one that is under way is cut off
-LEARNING = 0.5  #: share of it that learning may take
-CHECKING = 0.2  #: share of what is left then in which nothing of a search on grouped jobs begins: its best are tried on the jobs themselves
-FIRST_SECONDS = 30.0  #: processor time that the trial of what is in force may take
-TIMES_AS_LONG = 32.0  #: a trial may take so many times as long as that one, should its decisions be few and slow
-LEAST_SECONDS = 2.0  #: and so long in any case
-GRACE = 15.0  #: seconds beyond all that, after which the process is ended
-NICE = 15
-LEAST_NEW = 5  #: samples of a search that are worth fitting the model anew
+SEARCH_SECONDS = 60.0  #: real time of a search: then no other trial begins, and the current one is cut off
+RECHECK_SHARE = 0.2  #: share of the remaining time kept for re-running the best configurations on ungrouped jobs
+REFERENCE_CPU_SECONDS = 30.0  #: processor time at most of the trial of the configuration in force
+TRIAL_CPU_FACTOR = 32.0  #: processor time at most of other trials, as a multiple of the default's: for few and slow decisions
+MIN_TRIAL_CPU_SECONDS = 2.0  #: that each trial may take
+GRACE_SECONDS = 15.0  #: beyond all that, after which the process is killed
+NICENESS = 15
 _SPAWN = multiprocessing.get_context("spawn")
 
 
 class SearchFailed(Exception):
-    """Nothing was found out; one line says why. What is in force stays."""
+    """The search has no result; one line says why. The configuration in force stays."""
 
 
 class Idle(SearchFailed):
-    """No job is there, and none is expected."""
+    """No job is at hand, and none is expected."""
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SearchRequest:
     """What is to be searched."""
 
     situation: Situation
@@ -70,47 +67,46 @@ class Request:
     in_force: Configuration  #: the whole configuration, defaults included
     objective: str = "jct"
     trials: int = TRIALS
-    seconds: float = SECONDS
+    seconds: float = SEARCH_SECONDS
     epsilon: float = EPSILON
     seed: int = 0
-    spread: float = SPREAD
-    first: tuple[Configuration, ...] = ()  #: those that are tried first, such as what was best before
+    spread: float = EVEN_SHARE
+    first: tuple[Configuration, ...] = ()  #: tried first, such as those that were best before
     aggregate: bool = True
-    model: CausalModel | None = None
-    learn: Past | None = None  #: with no model: from which one is learnt first
-    untold: Untold | None = None  #: from which the durations are predicted that nobody has told; None: they are as the situation says
+    model: CausalModel | None = None  #: with too few samples it rejects nothing, but still collects them
+    untold: Untold | None = None  #: jobs whose durations are predicted first; None: durations are those of the situation
     ray: str | None = None  #: head of the cluster of which trials are tasks; None: they are run where the search is
 
     @classmethod
     def of(
         cls, situation: Situation, config: Mapping[str, Any], *given: Any, only: Sequence[str] = (),
         ranges: Mapping[str, tuple[float, float]] | None = None, **more: Any,
-    ) -> Request:  # fmt: skip
-        """Of a configuration in force that may leave out defaults. Raises ValueError for a space that can't be."""
+    ) -> SearchRequest:  # fmt: skip
+        """``config``: in force, with or without defaults. Raises ValueError for an impossible space."""
         kind = registry.load(situation.policy).Config
         in_force = dataclasses.asdict(make_config(kind, config))
         return cls(situation, space_of(kind, in_force, only=only, ranges=ranges), in_force, *given, **more)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SearchResult:
     """What a search found, with the causal model that was at work and what was measured besides."""
 
     found: Found
-    model: CausalModel | None
-    measured: Samples | None
-    words: str  #: on the model; empty: none was asked for
+    model: CausalModel | None = None  #: of the request, with the samples of this search
+    at_work: bool = False  #: whether it predicted rewards in this search
+    words: str = ""  #: on the model, or why it was not at work; empty: none was asked for
     predictor: DurationRanges | None = None  #: of durations, that was at work
     durations: str = ""  #: on it; empty: none was asked for
 
 
-def find(request: Request, told: Callable[[int, Trial], None] = lambda number, trial: None) -> Answer:
+def find(request: SearchRequest, told: Callable[[int, Trial], None] = lambda number, trial: None) -> SearchResult:
     """The search itself, in this process and thread. Raises SearchFailed where nothing can be measured."""
     with contextlib.nullcontext() if request.ray is None else connected(request.ray) as ray:
         return _find(request, told, None if ray is None else TrialsOnRay(ray, trial))
 
 
-def _find(request: Request, told: Callable[[int, Trial], None], elsewhere: TrialsOnRay | None) -> Answer:
+def _find(request: SearchRequest, told: Callable[[int, Trial], None], elsewhere: TrialsOnRay | None) -> SearchResult:
     policy, ends_at = request.situation.policy, time.monotonic() + request.seconds
     space, in_force = request.space, dict(request.in_force)
     situation, predictor, durations = _predicted(request)
@@ -119,32 +115,31 @@ def _find(request: Request, told: Callable[[int, Trial], None], elsewhere: Trial
         raise Idle("no job is there or expected, so all configurations are alike")
     if request.objective == "slo" and not tried.has_deadlines:
         raise SearchFailed("no job at hand has a deadline, so by slo all configurations are alike")
-    model, unlearnt = request.model, ""
-    try:
-        if model is not None:
-            model.fit()
-        elif request.learn is not None:
-            past = dataclasses.replace(request.learn, seconds=min(request.learn.seconds, LEARNING * request.seconds))
-            model = learnt_from(past, policy, in_force, situation.options, request.objective, request.seed)
-    except NoModel as error:
-        model, unlearnt = None, str(error)
-    features, encoder = features_of(tried), Encoder(space_of(registry.load(policy).Config, in_force))
-    at_work = None if model is None else model.on(features, in_force)
+    model, at_work, words, features = request.model, None, "", features_of(tried)
+    if model is not None:
+        try:
+            at_work = model.on(features, in_force)
+            words = str(at_work)
+        except NoModel as error:
+            words = str(error)
     grouped = tried.jobs < situation.jobs
     now = time.monotonic()
-    trials = Trials(policy, tried, ends_at - CHECKING * max(ends_at - now, 0.0) if grouped else ends_at, elsewhere)
+    ends_grouped = ends_at - RECHECK_SHARE * max(ends_at - now, 0.0) if grouped else ends_at
+    trials = Trials(policy, tried, ends_grouped, elsewhere)
     rows: list[tuple[Floats, Floats, float]] = []
 
+    def keep(config: Configuration, reference: Figures | None, figures: Figures | None) -> None:
+        if model is not None and reference is not None and figures is not None:
+            rows.append(model.encoder.sample(config, features, request.objective, reference, figures))
+
     def evaluate(config: Configuration) -> Figures:
-        known = trials.reference
+        reference = trials.reference
         try:
             figures = trials.measure(config)
         except NotMeasured as error:
-            if error.figures is not None and known is not None:
-                rows.append(encoder.sample(config, features, request.objective, known, error.figures))
+            keep(config, reference, error.figures)
             raise
-        if known is not None:
-            rows.append(encoder.sample(config, features, request.objective, known, figures))
+        keep(config, reference, figures)
         return figures
 
     try:
@@ -161,14 +156,16 @@ def _find(request: Request, told: Callable[[int, Trial], None], elsewhere: Trial
         found = _checked(found, trials, request.objective)
     if found.best != found.in_force:
         found = without_idle(found, space, trials.measure)
-    return Answer(found, model, samples_of(rows) if len(rows) >= LEAST_NEW else None, str(at_work or unlearnt), predictor, durations)
+    if model is not None and rows:
+        model = model.relearnt(samples_of(rows))
+    return SearchResult(found, model, at_work is not None, words, predictor, durations)
 
 
 class Trials:
-    """Bounded simulations of one situation: first that of what is in force, and that of the default, whose cost bounds all others.
+    """Bounded simulations of one situation. The first is of the configuration in force; the default's cost bounds all others.
 
-    By the cost of what is in force, one that costs much would make all that are tried after it cost as much. ``ends_at``: by the
-    monotonic clock.
+    If the cost of the configuration in force were the bound, one costly configuration would make all later searches costly. ``ends_at``: by
+    the monotonic clock.
     """
 
     def __init__(self, policy: str, situation: Situation, ends_at: float = math.inf, elsewhere: TrialsOnRay | None = None) -> None:
@@ -181,10 +178,10 @@ class Trials:
         """Raises NotMeasured."""
         if self.reference is not None:
             return self._tried(config)
-        self.reference = self._usual = self._measured(config, FIRST_SECONDS, math.inf)
+        self.reference = self._usual = self._measured(config, REFERENCE_CPU_SECONDS, math.inf)
         default = dataclasses.asdict(registry.load(self.policy).Config())
         if config != default:
-            with contextlib.suppress(NotMeasured):  # it costs still more than what is in force, or can't be simulated
+            with contextlib.suppress(NotMeasured):  # it costs more than the configuration in force, or can't be simulated
                 self._usual = self._tried(default)
         return self.reference
 
@@ -199,12 +196,12 @@ class Trials:
         return self._measured(config, *self._bounds())
 
     def _bounds(self) -> tuple[float, float]:
-        return max(TIMES_AS_LONG * self._usual.seconds, LEAST_SECONDS), bound_of(self._usual)
+        return max(TRIAL_CPU_FACTOR * self._usual.seconds, MIN_TRIAL_CPU_SECONDS), bound_of(self._usual)
 
     def _bounded(self, config: Configuration, bound: float, decisions: float) -> tuple[Any, ...]:
         left = max(self.ends_at - time.monotonic(), 0.0)
         bound = min(bound, left)
-        return self.policy, config, bound, min(3.0 * bound + LEAST_SECONDS, max(left, 1e-3)), decisions, self.reference
+        return self.policy, config, bound, min(3.0 * bound + MIN_TRIAL_CPU_SECONDS, max(left, 1e-3)), decisions, self.reference
 
     def _measured(self, config: Configuration, bound: float, decisions: float) -> Figures:
         if self._elsewhere is None:
@@ -242,13 +239,13 @@ def trial(
 def _checked(found: Found, trials: Trials, objective: str) -> Found:
     began = time.monotonic()
     try:
-        found = checked(found, trials.measure, objective)
+        found = rechecked(found, trials.measure, objective)
         return dataclasses.replace(found, seconds=found.seconds + time.monotonic() - began)
     except NotMeasured as error:
         return dataclasses.replace(found, stopped=found.stopped or f"its best were tried on grouped jobs alone: {error}")
 
 
-def _predicted(request: Request) -> tuple[Situation, DurationRanges | None, str]:
+def _predicted(request: SearchRequest) -> tuple[Situation, DurationRanges | None, str]:
     if request.untold is None:
         return request.situation, None, ""
     try:
@@ -258,22 +255,22 @@ def _predicted(request: Request) -> tuple[Situation, DurationRanges | None, str]
         return request.situation, None, f"durations are not predicted: {error}"
 
 
-def find_apart(request: Request, told: Callable[[int, Trial], None] = lambda number, trial: None) -> Answer:
-    """`find` in a niced process, which is ended if it does not answer in time. Errors are those of `find`."""
+def find_apart(request: SearchRequest, told: Callable[[int, Trial], None] = lambda number, trial: None) -> SearchResult:
+    """`find` in a niced process, which is killed if it does not answer in time. Errors are those of `find`."""
     ours, theirs = _SPAWN.Pipe()
     process = _SPAWN.Process(target=_work, args=(theirs, request), daemon=True)
     process.start()
     theirs.close()
-    silent = FIRST_SECONDS * 4 + GRACE
+    silent = REFERENCE_CPU_SECONDS * 4 + GRACE_SECONDS
     try:
         while ours.poll(silent):
             said = ours.recv()
             if isinstance(said, Exception):
                 raise said
-            if isinstance(said, Answer):
+            if isinstance(said, SearchResult):
                 return said
             told(*said)
-            silent = FIRST_SECONDS * 8 + GRACE
+            silent = REFERENCE_CPU_SECONDS * 8 + GRACE_SECONDS
         raise SearchFailed("the search did not answer, and was ended")
     except (EOFError, OSError):
         process.join(1.0)
@@ -284,12 +281,17 @@ def find_apart(request: Request, told: Callable[[int, Trial], None] = lambda num
         ours.close()
 
 
-def _work(pipe: Connection, request: Request) -> None:
-    os.nice(NICE)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # that is for the process that people see, which ends this one
+def _work(pipe: Connection, request: SearchRequest) -> None:
+    step_aside()
     try:
         pipe.send(find(request, lambda number, trial: pipe.send((number, trial))))
     except (ValueError, SearchFailed) as error:
         pipe.send(error)
     except Exception as error:  # a policy may be anybody's code
         pipe.send(SearchFailed(f"unexpected {type(error).__name__}: {error}"))
+
+
+def step_aside() -> None:
+    """In a process of its own: it is in nobody's way, and leaves Ctrl-C to the process that people see, which ends this one."""
+    os.nice(NICENESS)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -9,24 +9,22 @@ from typing import Any
 import numpy as np
 
 from ...policies import registry
-from ...policies.autosched.causal_model import CausalModel, NoModel, Samples
+from ...policies.autosched.causal_model import CausalModel
 from ...policies.autosched.search import EPSILON, TRIALS
-from ...policies.autosched.search_space import space_of
 from ..sim.run_options import Options
 from ..sim.simulator import Simulation
 from ..sim.study import Choice
 from .moment_of_trace import DailyPredictor, history_of, situation_of
-from .search_process import Answer, Request, SearchFailed, find
-from .situation import LEAST_JOBS, Situation
+from .search_process import SearchFailed, SearchRequest, SearchResult, find
+from .situation import MIN_HISTORY_JOBS, Situation
 from .tuning_controller import ROUNDING, Controller, Trigger, has_harmed, measured_gain, refusal, tried_before
 
 PERIOD = 3600.0
-LEARNT_FROM = 120  #: samples of searches from which the causal model is learnt
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What came of one search."""
+    """The result of one search, and whether it was applied."""
 
     at: float
     gain: float
@@ -39,17 +37,17 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """What a search has put in force."""
+    """A configuration that a search has put in force."""
 
     at: float
     before: dict[str, Any]
     after: dict[str, Any]
-    expected: float  #: mean seconds of the period that follows which the jobs at hand were to take without it
+    expected: float  #: mean seconds of the following period that the jobs at hand were to take without it
 
 
 @dataclass
 class SimulatedTuning:
-    """Searches once a period, and upon bursts between; what is found is in force at once, and taken back where it has harmed."""
+    """Searches once a period, and upon bursts between. The best is in force at once, and rolled back if it has harmed."""
 
     policy: str
     config: dict[str, Any]
@@ -58,23 +56,22 @@ class SimulatedTuning:
     period: float = PERIOD
     trials: int = TRIALS
     epsilon: float = EPSILON
-    watches: bool = True  #: between two periods it looks for bursts, and takes back what has harmed
+    watches: bool = True  #: it looks for bursts between two periods, and rolls back changes that have harmed
     causal: bool = True
     aggregate: bool = True
     seed: int = 0  #: of its searches
-    #: In the place of what is known and expected: what benchmarks compare with. None: the situation as it is known.
+    #: Benchmarks hand in another situation here. None: the one that is known.
     looks: Callable[[Simulation], Situation] | None = None
-    #: In the place of the search.
-    searches: Callable[[Request], Answer] = find
+    #: Benchmarks hand in another search here.
+    searches: Callable[[SearchRequest], SearchResult] = find
     turns: list[Turn] = field(default_factory=list)
     next_at: float = 0.0
-    tried: list[dict[str, Any]] = field(default_factory=list)  #: what was in force at first, and the newest of what came after it
+    tried: list[dict[str, Any]] = field(default_factory=list)  #: the first configuration in force, and the newest of those after it
     _predictor: DailyPredictor = field(default_factory=DailyPredictor)
     _controller: Controller = field(init=False)
     _change: _Change | None = None  #: the newest, until it was measured: one that another followed is never taken back
     _rolled_back: list[tuple[float, dict[str, Any]]] = field(default_factory=list)  #: when, and which configuration
-    _samples: Samples | None = None
-    model: CausalModel | None = None  #: one that was learnt before; None: it is learnt from what searches measure
+    model: CausalModel | None = None  #: it goes on learning from each search; None: nothing was learnt before
 
     def __post_init__(self) -> None:
         self._controller = Controller(self.period)
@@ -85,7 +82,7 @@ class SimulatedTuning:
         if self._has_rolled_back(simulation):
             return  # the next look searches, from what is in force then
         submitted = history_of(simulation).submitted
-        if len(submitted) < LEAST_JOBS or not len(simulation.table):
+        if len(submitted) < MIN_HISTORY_JOBS or not len(simulation.table):
             return
         trigger = self._controller.due(simulation.now, lambda: submitted)
         if trigger is None:
@@ -95,21 +92,20 @@ class SimulatedTuning:
         except SearchFailed:
             return
         self._put(simulation, answer, trigger)
-        if self.causal:
-            self._learn(answer)
+        self.model = answer.model
 
-    def _request(self, simulation: Simulation) -> Request:
+    def _request(self, simulation: Simulation) -> SearchRequest:
         # Where nothing is unknown there is nothing to predict.
         predictor = self._predictor if self.options.errors.unknown > 0 else None
         situation = situation_of(simulation, self.policy, self.options, predictor)[0] if self.looks is None else self.looks(simulation)
-        return Request.of(
+        request = SearchRequest.of(
             replace(situation, period=self.period), self.config, self.objective, self.trials, epsilon=self.epsilon,
             seed=1000 * self.seed + len(self.turns), first=tuple(self.tried), aggregate=self.aggregate,
-            model=self.model if self.causal else None,
         )  # fmt: skip
+        return replace(request, model=self.model or CausalModel.untrained(request.space, self.objective)) if self.causal else request
 
     def did(self) -> dict[str, int]:
-        """Searches, how many of them changed what was in force, and how many of these changes were taken back."""
+        """Searches, those that changed the configuration in force, and those of these changes that were rolled back."""
         applied = sum(turn.applied for turn in self.turns)
         return {"searches": len(self.turns), "applied": applied, "taken_back": len(self._rolled_back)}
 
@@ -130,7 +126,7 @@ class SimulatedTuning:
         self.config = dict(config)
         simulation.reconfigure(registry.create(self.policy, self.config, interval=self.options.interval))
 
-    def _put(self, simulation: Simulation, answer: Answer, trigger: Trigger) -> None:
+    def _put(self, simulation: Simulation, answer: SearchResult, trigger: Trigger) -> None:
         found, since = answer.found, self._controller.rolled_back_since(simulation.now)
         rolled_back = [config for at, config in self._rolled_back if at >= since]
         applied = not refusal(found.in_force, found.best, found.gain, trigger.min_gain, rolled_back)
@@ -140,20 +136,6 @@ class SimulatedTuning:
             self.tried = tried_before(found.in_force, self.tried)
             self._change = _Change(simulation.now, found.in_force, found.best, found.reference.soon)
             self._set(simulation, found.best)
-
-    def _learn(self, answer: Answer) -> None:
-        """The causal model from what searches have measured: until there is enough nothing is rejected."""
-        if answer.measured is None:
-            return
-        self._samples = answer.measured if self._samples is None else self._samples.plus(answer.measured)
-        try:
-            if self.model is not None:
-                self.model = self.model.relearnt(answer.measured)
-            elif len(self._samples) >= LEARNT_FROM:
-                space = space_of(registry.load(self.policy).Config, self.config)
-                self.model = CausalModel.learnt(space, self.objective, self._samples)
-        except NoModel:
-            self.model = None
 
 
 def taken_of_period(simulation: Simulation, begin: float, period: float) -> float | None:

@@ -1,4 +1,4 @@
-"""A pool at a moment, with the jobs that are expected: what a trial is simulated from (002 ch. 6.4.2)."""
+"""The present state of a pool and the arrivals that are expected, from which trials are simulated (002 ch. 6.4.2)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...policies.arrays import kinds_of
-from ...policies.autosched.arrivals_ahead import BIN, HOUR, arrivals_ahead
+from ...policies.autosched.arrivals_ahead import BIN_SECONDS, HORIZON_BINS, arrivals_ahead
 from ...policies.autosched.causal_model import workload_features
 from ...policies.autosched.duration_ranges import DurationRanges, PastJobs
 from ...policies.autosched.job_aggregation import aggregate
@@ -24,10 +24,10 @@ from ..sim.results.result import Result
 from ..sim.run_options import Options
 from ..sim.workload import Workload, make_workload
 
-LEAST_JOBS = 30  #: of a history from which arrivals are copied
-HORIZON = 7 * 86400.0  #: seconds after which a trial is cut off at the latest
-NEWEST = 5000  #: jobs that the local predictor is learnt from, which takes some 4 s
-UNKNOWN = 3600.0  #: seconds that a job takes of which nothing is known, in a pool where nothing has ended
+MIN_HISTORY_JOBS = 30  #: of a history from which arrivals are copied
+MAX_TRIAL_SECONDS = 7 * 86400.0  #: simulated time after which a trial ends
+MAX_PREDICTOR_JOBS = 5000  #: newest jobs that the local predictor is learnt from, which takes some 4 s
+DEFAULT_DURATION = 3600.0  #: seconds of a job of unknown duration, in a pool where none has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +41,13 @@ class History:
     user: Sequence[str]
     model: Sequence[str] = ()
     vc: Sequence[str] = ()  #: virtual cluster, where a trace names it
-    ran: Floats | None = None  #: seconds that those which have not ended have run; None: it is not known
+    ran: Floats | None = None  #: run time so far of those that have not ended; None: unknown
 
     def __len__(self) -> int:
         return len(self.submitted)
 
     def until(self, now: float) -> History:
-        """What was known then."""
+        """The history as it was known then."""
         past = np.flatnonzero(self.submitted <= now)
         over = self.ended[past] <= now
         return History(
@@ -63,7 +63,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """All that a trial needs; it can be sent to another process."""
+    """All that a trial needs, in a form that can be sent to another process."""
 
     view: View
     left: Floats  #: seconds of work that each job of the view is taken to have left
@@ -72,7 +72,7 @@ class Situation:
     options: Options
     evictions: Evictions = dataclasses.field(default_factory=Evictions)
     memory: Memory = None
-    period: float = 3600.0  #: seconds until what came of it is measured
+    period: float = 3600.0  #: seconds after which a change is measured
     weight: Ints | None = None  #: jobs that each row stands for, those of the view first; None: itself
 
     @property
@@ -81,15 +81,15 @@ class Situation:
 
     @property
     def has_deadlines(self) -> bool:
-        """Of those that are expected none is known."""
+        """Those of jobs at hand; deadlines of expected jobs are unknown."""
         return bool(np.isfinite(self.view.jobs.tier_deadline).any())
 
 
-def look_ahead(history: History, durations: Floats, now: float, bin_seconds: float = BIN) -> tuple[Workload, str]:
-    """The arrivals of the next hour, and what is to be said of them. ``durations``: seconds that each job of the history takes, as is known
-    or believed. With too short a history none is expected, and the words say so."""
-    if len(history) < LEAST_JOBS:
-        return no_jobs(), f"no arrivals are expected: the history has {len(history)} jobs, {LEAST_JOBS} are needed"
+def look_ahead(history: History, durations: Floats, now: float, bin_seconds: float = BIN_SECONDS) -> tuple[Workload, str]:
+    """The arrivals of the next hour, and words on them. ``durations``: seconds of each job of the history, known or believed. With too
+    short a history no arrivals are expected, and the words say so."""
+    if len(history) < MIN_HISTORY_JOBS:
+        return no_jobs(), f"no arrivals are expected: the history has {len(history)} jobs, {MIN_HISTORY_JOBS} are needed"
     try:
         copied = arrivals_ahead(history.submitted, now, bin_seconds)
     except ValueError as error:
@@ -101,7 +101,7 @@ def look_ahead(history: History, durations: Floats, now: float, bin_seconds: flo
         "ahead", history.submitted[rows] + copied.shift, np.maximum(durations[rows], 1.0), history.gpus[rows], users=names, models=models
     )
     hours = copied.shift / 3600.0
-    return coming, f"{len(rows)} arrivals are expected within {HOUR * bin_seconds / 60:g} min, as {hours:.1f} h ago"
+    return coming, f"{len(rows)} arrivals are expected within {HORIZON_BINS * bin_seconds / 60:g} min, as {hours:.1f} h ago"
 
 
 def no_jobs() -> Workload:
@@ -110,7 +110,7 @@ def no_jobs() -> Workload:
 
 def predictor_of(history: History) -> DurationRanges:
     """The local predictor, from the newest jobs. Raises NoPredictor."""
-    return DurationRanges.learnt(_past_jobs(history, slice(-NEWEST, None)))
+    return DurationRanges.learnt(_past_jobs(history, slice(-MAX_PREDICTOR_JOBS, None)))
 
 
 def _past_jobs(history: History, rows: slice) -> PastJobs:
@@ -131,9 +131,9 @@ def with_ran(history: History, row: Ints, run_time: Floats) -> History:
 
 
 def predicted_durations(history: History, predictor: DurationRanges, now: float) -> Floats:
-    """As `usual_durations`, of the newest jobs by their predicted ranges."""
+    """As `usual_durations`, but for the newest jobs drawn from their predicted ranges."""
     made = usual_durations(history)
-    first = max(len(history) - NEWEST, 0)
+    first = max(len(history) - MAX_PREDICTOR_JOBS, 0)
     newest = _past_jobs(history, slice(first, None))
     open_rows = np.flatnonzero(np.isnan(newest.duration))
     made[first + open_rows] = predictor.draw(newest, open_rows.tolist(), now, newest.ran[open_rows])
@@ -141,9 +141,9 @@ def predicted_durations(history: History, predictor: DurationRanges, now: float)
 
 
 def usual_durations(history: History) -> Floats:
-    """Seconds of each job of the history: as it took, else the median of its user's, else of all."""
+    """Seconds of each job of the history: its own if it has ended, else the median of its user's jobs, else of all."""
     known = ~np.isnan(history.duration)
-    median = float(np.median(history.duration[known])) if known.any() else UNKNOWN
+    median = float(np.median(history.duration[known])) if known.any() else DEFAULT_DURATION
     made = history.duration.copy()
     users = np.array(list(history.user), dtype=object)
     for row in np.flatnonzero(~known).tolist():
@@ -153,7 +153,7 @@ def usual_durations(history: History) -> Floats:
 
 
 def aggregated(situation: Situation) -> Situation:
-    """The same with alike jobs that wait, and alike jobs that come, simulated as one. Jobs that hold GPUs, or ever did, stay."""
+    """The same, with alike waiting jobs, and alike arrivals, simulated as one job. Jobs that hold GPUs, or ever did, stay single."""
     view, coming = situation.view, situation.coming
     jobs = view.jobs if type(view.jobs) is Jobs else view.jobs.plain()  # type: ignore[attr-defined]
     largest = int(np.bincount(view.gpus.node[view.gpus.usable]).max(initial=1))
@@ -185,7 +185,7 @@ def aggregated(situation: Situation) -> Situation:
 
 
 def _kinds(jobs: Jobs) -> Ints:
-    """A code for what jobs that become one have alike besides: all that policies ask for."""
+    """A code for all other properties that policies read: only jobs with the same code become one."""
     words = [np.unique(column, return_inverse=True)[1] for column in (jobs.kind, jobs.backbone, jobs.share) if column is not None]
     profiles = [] if jobs.profile is None else [jobs.profile]
     return kinds_of(jobs.model, jobs.priority, jobs.demand, jobs.gpu_memory, *profiles, *words)
@@ -213,36 +213,36 @@ def _rows_of(jobs: Jobs, rows: Ints) -> Jobs:
 
 
 def features_of(situation: Situation) -> Floats:
-    """The workload as the causal model sees it."""
+    """The workload features of the causal model."""
     view = situation.view
     weight = np.ones(situation.jobs) if situation.weight is None else situation.weight
     here = int(weight[: len(view.jobs)].sum())
     return workload_features(here, len(view.gpus), float(view.jobs.gpus_min.sum()), situation.left, int(weight.sum()) - here)
 
 
-TIMES_AS_MANY = 4  #: decisions of a trial, of those that the default takes
-LEAST_DECISIONS = 200  #: and so many in any case
+DECISIONS_FACTOR = 4  #: a trial is cut off after so many times the decisions that the default takes
+MIN_DECISIONS = 200  #: that each trial may take
 
 
 def bound_of(usual: Figures) -> int:
-    """Decisions after which a trial is cut off. Of decisions, as they do not depend on what else the machine does, so that a search finds
-    the same again; jobs that change places all the time are what makes a trial long."""
-    return TIMES_AS_MANY * usual.decisions + LEAST_DECISIONS
+    """Decisions after which a trial is cut off. They do not depend on other work of the machine, so a search finds the same again; a trial
+    is long where jobs change places all the time."""
+    return DECISIONS_FACTOR * usual.decisions + MIN_DECISIONS
 
 
 class CutOff(OutOfTime):
-    """A trial that was cut off, with what it had come to: jobs that had not ended are taken to end at the horizon."""
+    """A trial was cut off. ``figures``: those so far, with open jobs taken to end when a trial ends at the latest."""
 
     def __init__(self, figures: Figures | None) -> None:
         self.figures = figures
 
 
 def measure(situation: Situation, policy: object, cpu_seconds: float = math.inf, most_decisions: float = math.inf) -> Figures:
-    """One trial: the pool from its present state on, until all have ended, or for `HORIZON`. Raises CutOff, and SimulationError."""
+    """One trial: the pool from its present state until all jobs have ended, at most `MAX_TRIAL_SECONDS`. Raises CutOff, SimulationError."""
     view = situation.view
     if type(view.jobs) is not Jobs:
         view = dataclasses.replace(view, jobs=view.jobs.plain())  # type: ignore[attr-defined]
-    until = view.now + HORIZON
+    until = view.now + MAX_TRIAL_SECONDS
     options = dataclasses.replace(situation.options, until=until)
 
     def figures(workload: Workload, result: Result) -> Figures:
@@ -260,7 +260,7 @@ def measure(situation: Situation, policy: object, cpu_seconds: float = math.inf,
 
 
 def figures_of(workload: Workload, result: Result, view: View, weight: Floats, until: float, period: float) -> Figures:
-    """Objectives and metrics of a trial; a job that has not ended is taken to end when the trial was cut off, which is too early."""
+    """Objectives and metrics of a trial. A job that has not ended is taken to end when the trial did, which is too early."""
     fates = result.fates
     counts = ~fates.dropped & ~fates.rejected
     ended = np.where(np.isnan(fates.ended), until, fates.ended)

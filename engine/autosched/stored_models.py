@@ -26,7 +26,7 @@ class StoredModel:
 
 
 def version_of(policy: str) -> str:
-    """Digest of the policy's code and of its keys with their ranges: with others, what was learnt is worth nothing."""
+    """Digest of the policy's code and of its keys with their ranges: samples of another version are worth nothing."""
     found = registry.loaded(policy)
     source = found.code or inspect.getsource(sys.modules[found.policy.__module__])
     keys = [(key.name, repr(key.default), sorted(key.metadata.items(), key=str)) for key in dataclasses.fields(found.policy.Config)]
@@ -34,7 +34,7 @@ def version_of(policy: str) -> str:
 
 
 def keep_model(tx: Transaction, batch: Sequence[StoredModel]) -> Sequence[None]:
-    """Put what was learnt in the place of what was known before."""
+    """Replace the models of before."""
     rows: list[dict[str, Any]] = [
         {"pool": one.pool, "policy": one.policy, "objective": one.model.objective, "version": version_of(one.policy),
          "samples": len(one.model.samples), "edges": json.dumps(one.model.edges()), "learnt": json.dumps(one.model.plain()),
@@ -45,7 +45,7 @@ def keep_model(tx: Transaction, batch: Sequence[StoredModel]) -> Sequence[None]:
     return [None] * len(batch)
 
 
-def stored_model(store: Store, pool: str, policy: str, objective: str, space: Space) -> CausalModel | None:
-    """None: there is none of this version of the policy."""
+def stored_model(store: Store, pool: str, policy: str, objective: str, space: Space) -> CausalModel:
+    """That of this version of the policy; one without samples where there is none yet."""
     rows = store.rows("policy/causal_model", pool, policy, objective, version_of(policy))
-    return CausalModel.of_plain(space, objective, json.loads(rows[0][0])) if rows else None
+    return CausalModel.of_plain(space, objective, json.loads(rows[0][0])) if rows else CausalModel.untrained(space, objective)

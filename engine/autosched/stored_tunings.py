@@ -22,7 +22,7 @@ class NewTuning:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What came of a search that was applied."""
+    """The measured gain of a search that was applied."""
 
     id: int
     gain: float
@@ -49,6 +49,6 @@ def add_tuning(tx: Transaction, batch: Sequence[NewTuning]) -> Sequence[int]:
 
 
 def measure_tuning(tx: Transaction, batch: Sequence[Measured]) -> Sequence[None]:
-    """Write down what came of searches."""
+    """Write down the measured gains of searches."""
     tx.update("tunings", ["id"], [{"id": one.id, "measured_gain": one.gain, "outcome": one.outcome, "why": one.why} for one in batch])
     return [None] * len(batch)

@@ -1,15 +1,15 @@
-"""What a search found, as an object of JSON: for commands, the API and the table `tunings`."""
+"""The result of a search as an object of JSON: for commands, the API and the table `tunings`."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import Any
 
-from ...policies.autosched.search import ALIKE, LEAST_PROOF
-from .search_process import Answer, Request
+from ...policies.autosched.search import MIN_JUDGED_TRIALS, REWARD_TOLERANCE
+from .search_process import SearchRequest, SearchResult
 
 
-def summary_of(answer: Answer, request: Request) -> dict[str, Any]:
+def summary_of(answer: SearchResult, request: SearchRequest) -> dict[str, Any]:
     """The configuration in force beside the best, the predicted gain, and how it was searched."""
     policy, found, space = request.situation.policy, answer.found, request.space
     parts = {one.name: one for one in space.parts}
@@ -33,7 +33,7 @@ def summary_of(answer: Answer, request: Request) -> dict[str, Any]:
     ]
     failures = Counter(trial.why for trial in found.trials if trial.outcome == "failed")
     model = _of_model(answer)
-    edges = answer.model.edges() if answer.model else []
+    edges = answer.model.edges() if answer.model and answer.at_work else []
     return {
         "policy": policy,
         "objective": request.objective,
@@ -63,18 +63,18 @@ def summary_of(answer: Answer, request: Request) -> dict[str, Any]:
     }
 
 
-def _are_alike(answer: Answer) -> bool:
-    """Whether all that was simulated came to the same, as it does where nobody waits."""
+def _are_alike(answer: SearchResult) -> bool:
+    """Whether all simulated configurations have the same reward, as they do if no job waits."""
     rewards = [trial.reward for trial in answer.found.trials if trial.outcome == "simulated" and trial.reward is not None]
-    return len(rewards) > 1 and max(rewards) - min(rewards) < ALIKE
+    return len(rewards) > 1 and max(rewards) - min(rewards) < REWARD_TOLERANCE
 
 
-def _of_model(answer: Answer) -> str:
-    """What it was learnt from, and whether it has proved itself: one that has not rejects nothing."""
-    if not answer.model:
+def _of_model(answer: SearchResult) -> str:
+    """How many samples the model has, and whether it has proved itself; one that has not rejects nothing."""
+    if not answer.at_work:
         return f"none{': ' if answer.words else ''}{answer.words}; nothing was rejected"
     found = answer.found.agreement
     if found is None:
-        return f"{answer.words}; it was not judged, as fewer than {LEAST_PROOF} trials were simulated, and rejected nothing"
+        return f"{answer.words}; it was not judged, as fewer than {MIN_JUDGED_TRIALS} trials were simulated, and rejected nothing"
     right = f"{answer.words}; of two trials it named the better one in {(1 + found) / 2:.0%} of the pairs"
     return right if answer.found.count("rejected") else f"{right}, and rejected nothing"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...policies.autosched.arrivals_ahead import HOUR, counts_before
+from ...policies.autosched.arrivals_ahead import HORIZON_BINS, counts_before
 from ...policies.autosched.search_space import Configuration
 from ...policies.contract import Floats
 
@@ -24,7 +24,7 @@ MIN_MEASURED_GAIN = 0.9  #: below it a change is rolled back; smaller losses are
 ROLLED_BACK_PERIODS = 24  #: for so long a configuration that was rolled back is not applied again
 BURST_SIGMAS = 3.0  #: standard deviations (Poisson) by which the arrivals of a check exceed the baseline in a burst
 MIN_BURST_ARRIVALS = 5
-BASELINE_CHECKS = 2 * HOUR  #: two hours only: against the mean of whole days, each morning would be a burst
+BASELINE_CHECKS = 2 * HORIZON_BINS  #: two hours only: against the mean of whole days, each morning would be a burst
 MAX_EARLIER = 5  #: configurations of before that the next search tries first
 ROUNDING = 1e-6  #: seconds by which a check may come before the end of a period
 
@@ -48,7 +48,7 @@ class Controller:
     @property
     def check_interval(self) -> float:
         """Seconds between two looks for bursts."""
-        return self.period / HOUR
+        return self.period / HORIZON_BINS
 
     def clock_set(self, by: float) -> None:
         """The clock was set by so many seconds, and the moments move with it."""
@@ -114,8 +114,8 @@ def is_burst(submitted: Floats, now: float, check: float, since: float = -math.i
     ``since``: the last search. Each check since then is looked at, as a search may take several; without one, the last check alone.
     """
     counts = counts_before(submitted, now, check)
-    if len(counts) < HOUR:
+    if len(counts) < HORIZON_BINS:
         return False
-    recent = max(min(math.ceil((now - since) / check), HOUR - 1), 1) if math.isfinite(since) else 1
+    recent = max(min(math.ceil((now - since) / check), HORIZON_BINS - 1), 1) if math.isfinite(since) else 1
     baseline = float(counts[:-recent][-BASELINE_CHECKS:].mean())
     return bool(counts[-recent:].max() >= max(baseline + BURST_SIGMAS * math.sqrt(baseline), MIN_BURST_ARRIVALS))

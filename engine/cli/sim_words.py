@@ -71,10 +71,10 @@ def searches_ahead(study: Study) -> Iterator[str]:
 
 
 def _tuned(did: Mapping[str, int]) -> str:
-    from ..autosched.situation import LEAST_JOBS
+    from ..autosched.situation import MIN_HISTORY_JOBS
 
     if not did["searches"]:
-        return f"it never searched: it waits for a history of {LEAST_JOBS} jobs, and for one at hand"
+        return f"it never searched: it waits for a history of {MIN_HISTORY_JOBS} jobs, and for one at hand"
     back = f", {did['taken_back']} of these changes had harmed and were taken back" if did["taken_back"] else ""
     return f"it tuned itself: {did['searches']} searches, {did['applied']} of them changed what was in force{back}"
 

@@ -22,7 +22,7 @@ from .simulating import ON_RAY, on_ray, parse_nodes
 
 if TYPE_CHECKING:
     from ...policies.autosched.search import Trial
-    from ..autosched.search_process import Request
+    from ..autosched.search_process import SearchRequest
 
 POLL = 0.3  #: seconds between looks at a search of the daemon's
 _INSTEAD = "tune it when jobs wait, let it tune itself (stoker policy set POLICY --auto), or tune for a trace (stoker tune --trace FILE)"
@@ -125,11 +125,13 @@ def _trace(app: App, given: Mapping[str, Any], only: tuple[str, ...], ranges: Ma
     return Answer(value, lambda: _show(value))
 
 
-def _request(app: App, given: Mapping[str, Any], only: tuple[str, ...], ranges: Mapping[str, tuple[float, float]]) -> tuple[Request, str]:
+def _request(
+    app: App, given: Mapping[str, Any], only: tuple[str, ...], ranges: Mapping[str, tuple[float, float]]
+) -> tuple[SearchRequest, str]:
     """The moment of the trace, and the words on what is expected then."""
-    from ..autosched.learning import Past
+    from ..autosched.learning import Past, learnt_apart
     from ..autosched.moment_of_trace import DailyPredictor, situation_of, stand_at
-    from ..autosched.search_process import Request
+    from ..autosched.search_process import SEARCH_SECONDS, SearchRequest
     from ..sim.run_options import Options
     from ..sim.simulation_error import SimulationError
     from ..sim.study import choose
@@ -155,12 +157,15 @@ def _request(app: App, given: Mapping[str, Any], only: tuple[str, ...], ranges: 
     pools = {job.key: job.pool or "" for job in trace.jobs}
     vcs = [pools.get(key, "") for key in workload.key]
     situation, words = situation_of(simulation, choice.policy, Options(), DailyPredictor() if given["learn"] else None, vcs)
-    learn = Past(workload, cluster, at) if given["learn"] else None
-    asked = given["objective"], given["trials"]
+    objective, seed, began = given["objective"], given["seed"], time.monotonic()
     try:
-        return Request.of(situation, choice.config, *asked, only=only, ranges=ranges, seed=given["seed"], learn=learn), words
+        request = SearchRequest.of(situation, choice.config, objective, given["trials"], only=only, ranges=ranges, seed=seed)
     except ValueError as error:
         raise UsageError(str(error)) from None
+    if given["learn"]:
+        model = learnt_apart(Past(workload, cluster, at), choice.policy, choice.config, Options(), objective, seed)
+        request = dataclasses.replace(request, model=model, seconds=SEARCH_SECONDS - (time.monotonic() - began))
+    return request, words
 
 
 def _told(trials: int) -> Any:

@@ -1,8 +1,8 @@
-"""Arrivals of the next hour (002 ch. 6.4.2.1): counts per five minutes, their periodic part, the past hour most like the last one, and a
-copy of the hour that followed it.
+"""Arrivals of the next hour (002 ch. 6.4.2.1), copied from the past. Arrivals are counted per five minutes; the past hour whose periodic
+part is most like that of the last hour is found, and the hour after it is copied.
 
-As read (the thesis copies "the identified trace"): the hour that *follows* the match is copied, as the match resembles what has passed.
-Nothing after ``now`` is looked at.
+The thesis copies "the identified trace". We copy the hour *after* the match, as the match itself resembles the hour that is over. Nothing
+after ``now`` is looked at.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ import numpy as np
 
 from ..arrays import Floats, Ints
 
-BIN = 300.0  #: seconds
-HOUR = 12  #: bins of the reference, and of what is copied
-FREQUENCIES = 24  #: the strongest, which make up the periodic part
-LEAST = 3 * HOUR  #: bins of history without which nothing is generated: a match, what follows it, and the reference
+BIN_SECONDS = 300.0
+HORIZON_BINS = 12  #: of the horizon: the hour that is copied, and the reference hour that it is found by
+PERIODIC_FREQUENCIES = 24  #: the strongest frequencies, which make up the periodic part
+MIN_HISTORY_BINS = 3 * HORIZON_BINS  #: a match, the hour after it, and the reference
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
-    """Rows of the history that come again, and by how many seconds later."""
+class ArrivalsAhead:
+    """Rows of the history that are expected to come again, and how many seconds later."""
 
     rows: Ints
     shift: float
     distance: float  #: Manhattan distance of the match to the last hour, arrivals
 
 
-def counts_before(submitted: Floats, now: float, bin_seconds: float = BIN) -> Floats:
+def counts_before(submitted: Floats, now: float, bin_seconds: float = BIN_SECONDS) -> Floats:
     """Arrivals in each bin of the history, the oldest first; the last bin ends at ``now``."""
     past = submitted[submitted <= now]
     if not len(past):
@@ -37,8 +37,8 @@ def counts_before(submitted: Floats, now: float, bin_seconds: float = BIN) -> Fl
     return np.bincount(age, minlength=1)[::-1].astype(np.float64)
 
 
-def periodic_part(counts: Floats, frequencies: int = FREQUENCIES) -> Floats:
-    """What the strongest frequencies of the counts add up to, and their mean."""
+def periodic_part(counts: Floats, frequencies: int = PERIODIC_FREQUENCIES) -> Floats:
+    """The sum of the strongest frequencies of the counts, and their mean."""
     spectrum = np.fft.rfft(counts)
     strength = np.abs(spectrum[1:])
     if len(strength) > frequencies:
@@ -47,7 +47,7 @@ def periodic_part(counts: Floats, frequencies: int = FREQUENCIES) -> Floats:
     return part
 
 
-def best_match(series: Floats, length: int = HOUR) -> tuple[int, float]:
+def best_match(series: Floats, length: int = HORIZON_BINS) -> tuple[int, float]:
     """First bin of the past hour most like the last one by Manhattan distance, and that distance; the newest of equals.
 
     Of past hours only those count whose next hour has passed too.
@@ -60,16 +60,17 @@ def best_match(series: Floats, length: int = HOUR) -> tuple[int, float]:
     return first, float(distance[first])
 
 
-def arrivals_ahead(submitted: Floats, now: float, bin_seconds: float = BIN) -> Copied:
+def arrivals_ahead(submitted: Floats, now: float, bin_seconds: float = BIN_SECONDS) -> ArrivalsAhead:
     """Which of the jobs come again within the next hour (twelve bins). ``submitted``: seconds, any order.
 
     Raises ValueError, in one line, for a history too short to copy from.
     """
     counts = counts_before(submitted, now, bin_seconds)
-    if len(counts) < LEAST:
-        raise ValueError(f"the history is {len(counts) * bin_seconds / 3600:.2g} h long; {LEAST * bin_seconds / 3600:g} h are needed")
+    if len(counts) < MIN_HISTORY_BINS:
+        hours, needed = len(counts) * bin_seconds / 3600, MIN_HISTORY_BINS * bin_seconds / 3600
+        raise ValueError(f"the history is {hours:.2g} h long; {needed:g} h are needed")
     first, _ = best_match(periodic_part(counts))
-    begin = now - (len(counts) - first - HOUR) * bin_seconds  # where the match ends, and what is copied begins
-    rows = np.flatnonzero((submitted > begin) & (submitted <= begin + HOUR * bin_seconds))
-    distance = float(np.abs(counts[first : first + HOUR] - counts[-HOUR:]).sum())
-    return Copied(rows, now - begin, distance)
+    begin = now - (len(counts) - first - HORIZON_BINS) * bin_seconds  # where the match ends and the copied hour begins
+    rows = np.flatnonzero((submitted > begin) & (submitted <= begin + HORIZON_BINS * bin_seconds))
+    distance = float(np.abs(counts[first : first + HORIZON_BINS] - counts[-HORIZON_BINS:]).sum())
+    return ArrivalsAhead(rows, now - begin, distance)

@@ -5,7 +5,7 @@ w + delta u and w - delta u, u uniform on the unit sphere, and the centre moves 
 difference of the two rewards is taken relative to the larger, so the step does not depend on the reward's unit, and the centre keeps
 delta from the edges. Categories are drawn by exponential weights (Exp3), which its successor OPPerTune (NSDI 2024) adds.
 
-A point that is never measured gives no reward: the pair that it belongs to is given up, and the centre stays.
+A point that is not measured gives no reward: its pair is given up, and the centre stays.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def chances(weights: Floats, mixing: float = MIXING) -> Floats:
 
 
 def reweighted(weights: Floats, drawn: int, gain: float, chance: float, rate: float = WEIGHT_RATE) -> Floats:
-    """Exp3: the weight of what was drawn grows by exp(rate x gain / (K x its chance)); scaled so that the largest is 1."""
+    """Exp3: the weight of the drawn choice grows by exp(rate x gain / (K x its chance)); scaled so that the largest is 1."""
     weights = weights.copy()
     weights[drawn] *= np.exp(np.clip(rate * gain / (len(weights) * chance), -5.0, 5.0))
     scaled: Floats = np.maximum(weights / weights.max(), 1e-6)
@@ -62,7 +62,7 @@ class BlueFin:
         self._space, self._rng, self._delta, self._eta = space, rng, delta, eta
         self.centre: Floats = space.units(start)
         self.weights: dict[str, Floats] = {one.name: np.ones(len(one.choices)) for one in space.categories}
-        for one in space.categories:  # what is in force is as likely as all others together
+        for one in space.categories:  # the value in force is as likely as all others together
             self.weights[one.name][one.choices.index(start[one.name])] = max(len(one.choices) - 1.0, 1.0)
         self._direction: Floats | None = None
         self._plus: float | None = None  #: reward of the first point of the pair
@@ -80,7 +80,7 @@ class BlueFin:
         return self._space.configuration(units, self._chosen)
 
     def reward(self, reward: float | None) -> None:
-        """Line 11: what the sample has earned; None: it was not measured."""
+        """Line 11: the reward of the sample; None: it was not measured."""
         assert self._direction is not None, "a sample comes before its reward"
         if reward is None:
             self._direction = None

@@ -1,16 +1,16 @@
-"""The causal performance model (002 ch. 6.4.3.1): configuration and workload, what explains them, and the objective, in three layers.
+"""The causal performance model (002 ch. 6.4.3.1), in three layers: configuration and workload, the metrics that they change, the objective.
 
 The structure is learnt by FCI (Zhang 2008, of causal-learn; the thesis's CausalNex has no FCI) from simulated samples, with the layers as
-background knowledge: nothing within the first layer, no edge from a configuration to an objective. So the metrics part the outer layers,
-and FCI looks at two neighbouring layers at a time: a metric that follows almost wholly from one key would else be explained away by it.
-FCI gives a partial ancestral graph. An edge of it between layers points downwards, one within a layer counts where FCI directs it, and a
-bidirected one (a common cause that nobody sees) is dropped. Each node has a regressor of its parents; predictions go from the top.
-The tests of independence see what a key does on its own, and not what it does beside others (a threshold is in use with four queues only).
-So a metric of which any key or feature is a cause is regressed on the whole first layer: FCI decides which metrics are acted on, which of
-them explain each other, and which the objective. With its edges alone predictions order unseen configurations half as well (docs).
+background knowledge: no edge within the first layer, and none from the first to the last. FCI looks at two neighbouring layers at a time:
+else a key that determines a metric almost wholly would explain it away. FCI gives a partial ancestral graph. Its edges between layers point
+downwards; one within a layer counts if FCI directs it; a bidirected one (a hidden common cause) is dropped. Each node has a regressor on
+its parents; predictions go from the top.
+The tests of independence see the effect of a key on its own, and not beside others (a threshold is in use with four queues only). So a
+metric with any cause in the first layer is regressed on the whole layer: FCI decides which metrics are acted on, which of them explain each
+other, and which explain the objective. With its edges alone, predictions order unseen configurations half as well (docs).
 
-What is modelled is the change against the configuration in force on the same workload: rewards are comparable across workloads. While a
-search goes on, what it measures corrects the predictions near it; the regressors are fitted anew by `relearnt`.
+The model predicts changes against the configuration in force on the same workload, so rewards are comparable across workloads. During a
+search, measurements correct the predictions near them; `relearnt` fits the regressors anew.
 """
 
 from __future__ import annotations
@@ -30,23 +30,21 @@ from ..arrays import Floats, Ints
 from .search import METRICS, Figures, reward_of
 from .search_space import Configuration, Space
 
-LEAST_SAMPLES = 60
+MIN_SAMPLES = 120  #: simulated configurations of searches before a model is learnt
 ALPHA = 0.05  #: of the tests of independence
-WORKLOAD = ("jobs", "load", "length", "arrivals")  #: features of a workload, see `workload_features`
-NEAR = 0.15  #: width of the kernel of the correction, root mean square of units
-DOUBT = 1.0  #: samples that the prediction counts as, beside what was measured near
+WORKLOAD_FEATURES = ("jobs", "load", "length", "arrivals")  #: names of `workload_features`
+KERNEL_WIDTH = 0.15  #: of the correction by measurements near a configuration; root mean square of units
+PRIOR_SAMPLES = 1.0  #: weight of the prediction, in measurements near it
 TREES = 40
-MOST_SAMPLES = 1200  #: that a model keeps, the newest
+MAX_SAMPLES = 1200  #: the newest, which a model keeps
 
 
 class NoModel(Exception):
-    """There is none, and one line says why."""
+    """There is no model; one line says why."""
 
 
-def require_extra() -> None:
-    """Raises NoModel where the extra is not installed: said before anything is simulated to learn from."""
-    if importlib.util.find_spec("causallearn") is None or importlib.util.find_spec("sklearn") is None:
-        raise NoModel("the extra is not installed: pip install '.[autosched]' in Stoker's source tree")
+def has_extra() -> bool:
+    return all(importlib.util.find_spec(name) is not None for name in ("causallearn", "sklearn"))
 
 
 def workload_features(jobs: int, gpus: int, wanted: float, left: Floats, arrivals: int) -> Floats:
@@ -56,7 +54,7 @@ def workload_features(jobs: int, gpus: int, wanted: float, left: Floats, arrival
 
 
 def changes(figures: Figures, reference: Figures) -> Floats:
-    """The metrics against the reference: of queueing the logarithm of the ratio, of the others the difference."""
+    """The metrics against the reference: the logarithm of the ratio for queueing, the difference for the others."""
     queueing = math.log((1.0 + figures.queueing) / (1.0 + reference.queueing))
     return np.array([queueing, *(getattr(figures, name) - getattr(reference, name) for name in METRICS[1:])])
 
@@ -74,6 +72,10 @@ class Samples:
 
     def plus(self, other: Samples) -> Samples:
         return Samples(*(np.concatenate((getattr(self, name), getattr(other, name))) for name in ("first", "metrics", "target")))
+
+    @classmethod
+    def none(cls, encoder: Encoder) -> Samples:
+        return cls(np.zeros((0, len(encoder.keys) + len(WORKLOAD_FEATURES))), np.zeros((0, len(METRICS))), np.zeros(0))
 
     def newest(self, count: int) -> Samples:
         return Samples(self.first[-count:], self.metrics[-count:], self.target[-count:])
@@ -115,10 +117,10 @@ class Graph:
     of_objective: tuple[str, ...]
 
 
-def learn_graph(samples: Samples, names: Sequence[str], alpha: float = ALPHA) -> Graph:
-    """FCI with the layers as tiers, and its result oriented by them. Raises NoModel where the extra is not there or too little was seen."""
-    if len(samples) < LEAST_SAMPLES:
-        raise NoModel(f"{len(samples)} samples; {LEAST_SAMPLES} are needed")
+def learn_graph(samples: Samples, alpha: float = ALPHA) -> Graph:
+    """FCI with the layers as tiers; its edges are oriented by them. Raises NoModel if the samples are too few or all alike."""
+    if len(samples) < MIN_SAMPLES:
+        raise NoModel(f"it is learnt once searches have simulated {MIN_SAMPLES} configurations; so far {len(samples)}")
     if np.ptp(samples.target) < 1e-9:
         raise NoModel("all configurations came out alike")
     data = np.column_stack((samples.first, samples.metrics, samples.target))
@@ -163,12 +165,10 @@ def directed(matrix: Ints, layer: Ints) -> list[tuple[int, int]]:
 
 
 def _fci(data: Floats, layer: Ints, alpha: float) -> list[tuple[int, int]]:
-    try:
-        from causallearn.graph.GraphNode import GraphNode
-        from causallearn.search.ConstraintBased.FCI import fci
-        from causallearn.utils.PCUtils.BackgroundKnowledge import BackgroundKnowledge
-    except ImportError:
-        raise NoModel("the extra is not installed: pip install '.[autosched]' in Stoker's source tree") from None
+    from causallearn.graph.GraphNode import GraphNode
+    from causallearn.search.ConstraintBased.FCI import fci
+    from causallearn.utils.PCUtils.BackgroundKnowledge import BackgroundKnowledge
+
     names = [f"X{number + 1}" for number in range(len(layer))]
     nodes = [GraphNode(name) for name in names]
     knowledge = BackgroundKnowledge()
@@ -189,7 +189,7 @@ def _fci(data: Floats, layer: Ints, alpha: float) -> list[tuple[int, int]]:
 
 
 def _varied(data: Floats) -> tuple[Floats, Ints]:
-    """Columns that vary and do not follow from those before them, as correlations of others can't be inverted."""
+    """Columns that vary and are no linear combination of those before them: else their correlations can't be inverted."""
     kept: list[int] = []
     for column in range(data.shape[1]):
         values = data[:, column]
@@ -203,8 +203,8 @@ def _varied(data: Floats) -> tuple[Floats, Ints]:
 
 
 def _ranks(data: Floats) -> Floats:
-    """Ranks, evenly spread: the tests of independence take distributions to be normal, and these have long tails. A little noise, from one
-    seed, parts what is equal, so that no column follows from the others by rounding."""
+    """Ranks, evenly spread: the tests of independence assume normal distributions, and these have long tails. A little noise, from one
+    seed, breaks ties, so that rounding makes no column a function of the others."""
     noise = np.random.default_rng(0).normal(scale=1e-3, size=data.shape)
     order = np.argsort(np.argsort(data, axis=0, kind="stable"), axis=0)
     spread: Floats = order / max(len(data) - 1, 1) + noise
@@ -213,24 +213,28 @@ def _ranks(data: Floats) -> Floats:
 
 @dataclass
 class CausalModel:
-    """Structure, regressors and the samples that they were learnt from."""
+    """Structure, regressors and the samples that they are learnt from. Without enough samples it has no structure yet."""
 
     encoder: Encoder
     objective: str
     samples: Samples
-    graph: Graph
+    graph: Graph = Graph({}, ())  #: empty: it is learnt before the regressors are fitted
     regressors: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def learnt(cls, space: Space, objective: str, samples: Samples) -> CausalModel:
-        encoder = Encoder(space)
-        model = cls(encoder, objective, samples, learn_graph(samples, [*encoder.names, *WORKLOAD]))
+        model = cls(Encoder(space), objective, samples)
         model.fit()
         return model
 
+    @classmethod
+    def untrained(cls, space: Space, objective: str) -> CausalModel:
+        """That of the first search."""
+        return cls(Encoder(space), objective, Samples.none(Encoder(space)))
+
     def relearnt(self, more: Samples) -> CausalModel:
-        """With what was measured since: the same structure, regressors fitted anew."""
-        return CausalModel(self.encoder, self.objective, self.samples.plus(more).newest(MOST_SAMPLES), self.graph)
+        """With samples of another search: the same structure, if there is one, and regressors fitted anew."""
+        return CausalModel(self.encoder, self.objective, self.samples.plus(more).newest(MAX_SAMPLES), self.graph)
 
     def plain(self) -> dict[str, Any]:
         """What it is made of, as JSON has it; `of_plain` makes it again."""
@@ -248,13 +252,14 @@ class CausalModel:
         return {**self.__dict__, "regressors": {}}
 
     def fit(self) -> None:
-        """Fit the regressors, unless they are. Raises NoModel where the extra is not installed."""
+        """Learn the structure and fit the regressors, unless that is done. Raises NoModel where the extra or samples are missing."""
         if self.regressors:
             return
-        try:
-            from sklearn.ensemble import ExtraTreesRegressor
-        except ImportError:
-            raise NoModel("the extra is not installed: pip install '.[autosched]' in Stoker's source tree") from None
+        if not has_extra():
+            raise NoModel("the extra is not installed: pip install '.[autosched]' in Stoker's source tree")
+        if not self.graph.of_objective:
+            self.graph = learn_graph(self.samples)
+        from sklearn.ensemble import ExtraTreesRegressor  # takes seconds beside other work: not before there is enough to learn from
 
         def fitted(x: Floats, y: Floats) -> Any:
             return ExtraTreesRegressor(TREES, min_samples_leaf=2, random_state=0, n_jobs=1).fit(x, y) if x.shape[1] else float(y.mean())
@@ -265,7 +270,7 @@ class CausalModel:
         self.regressors["objective"] = fitted(known, self.samples.target)
 
     def _above(self, name: str, first: Floats, metrics: Floats) -> Floats:
-        """What the regressor of a metric sees: of the first layer all, where FCI found any of it to be a cause."""
+        """The inputs of the regressor of a metric: the whole first layer if FCI found any cause in it, and the metrics that explain it."""
         columns, others = self.graph.of_metric[name]
         return np.column_stack((first if columns else first[:, :0], metrics[:, [METRICS.index(other) for other in others]]))
 
@@ -278,7 +283,7 @@ class CausalModel:
         return _predicted(self.regressors["objective"], metrics[:, [METRICS.index(name) for name in self.graph.of_objective]])
 
     def _order(self) -> list[str]:
-        """Metrics, causes before effects; what FCI leaves in a circle comes as it stands."""
+        """Metrics, causes before effects; those in a circle as they stand."""
         order: list[str] = []
         while len(order) < len(METRICS):
             left = [name for name in METRICS if name not in order]
@@ -286,14 +291,14 @@ class CausalModel:
         return order
 
     def edges(self) -> list[tuple[str, str]]:
-        """Causes and effects by name, keys in place of their columns: what the report draws."""
-        keys = [*self.encoder.keys, *WORKLOAD]
+        """Causes and effects by name, keys in place of their columns, for the report."""
+        keys = [*self.encoder.keys, *WORKLOAD_FEATURES]
         pairs = [(keys[p], name) for name, (columns, _) in self.graph.of_metric.items() for p in columns]
         pairs += [(other, name) for name, (_, others) in self.graph.of_metric.items() for other in others]
         return list(dict.fromkeys([*pairs, *((name, self.objective) for name in self.graph.of_objective)]))
 
     def on(self, features: Floats, in_force: Configuration | None = None) -> OnWorkload:
-        """At work in one search. ``in_force``: the configuration whose reward is 1 by definition; predictions are relative to its own."""
+        """The model in one search. Predictions are relative to that of ``in_force``, whose reward is 1 by definition."""
         at_work = OnWorkload(self, features)
         if in_force is not None:
             at_work.base = float(self.rewards(at_work.row(in_force)[None, :])[0])
@@ -308,7 +313,7 @@ class OnWorkload:
     features: Floats
     seen: list[Floats] = field(default_factory=list)
     wrong: list[float] = field(default_factory=list)  #: measured less predicted, logarithms
-    base: float = 0.0  #: what the model says of what is in force, which a mean over unlike configurations puts too low
+    base: float = 0.0  #: prediction for the configuration in force, which a mean over unlike configurations puts too low
 
     def predict(self, configs: Sequence[Configuration]) -> Sequence[float]:
         rows = np.array([self.row(config) for config in configs])
@@ -322,12 +327,12 @@ class OnWorkload:
         return np.concatenate((self.model.encoder.row(config), self.features))
 
     def _correction(self, row: Floats) -> float:
-        """sum(k e) / (doubt + sum(k)), where k falls with the distance to what was measured in this search."""
+        """sum(k e) / (prior + sum(k)); k falls with the distance to each measurement of this search, e is its error."""
         if not self.seen:
             return 0.0
         distance = np.sqrt(((np.array(self.seen) - row) ** 2).mean(axis=1))
-        near = np.exp(-0.5 * (distance / NEAR) ** 2)
-        return float((near * self.wrong).sum() / (DOUBT + near.sum()))
+        near = np.exp(-0.5 * (distance / KERNEL_WIDTH) ** 2)
+        return float((near * self.wrong).sum() / (PRIOR_SAMPLES + near.sum()))
 
     def learn(self, config: Configuration, figures: Figures, reference: Figures) -> None:
         """Line 12 of algorithm 3."""
@@ -340,9 +345,8 @@ class OnWorkload:
         return f"of {len(self.model.samples)} simulations; {', '.join(sorted(keys)) or 'no key'} play a part"
 
 
-def samples_of(rows: Sequence[tuple[Floats, Floats, float]]) -> Samples | None:
-    if not rows:
-        return None
+def samples_of(rows: Sequence[tuple[Floats, Floats, float]]) -> Samples:
+    """``rows``: one at least."""
     return Samples(np.array([row for row, _, _ in rows]), np.array([row for _, row, _ in rows]), np.array([row for _, _, row in rows]))
 
 
@@ -352,7 +356,7 @@ def random_configuration(space: Space, in_force: Configuration, rng: np.random.G
 
 
 def _predicted(regressor: Any, x: Floats) -> Floats:
-    """The mean of the trees, asked one by one: scikit-learn's own way round takes several times a small simulation."""
+    """The mean of the trees, asked one by one: scikit-learn's own predict takes longer than several small simulations."""
     if isinstance(regressor, float):
         return np.full(len(x), regressor)
     rows = np.ascontiguousarray(x, dtype=np.float32)

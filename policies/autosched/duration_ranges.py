@@ -1,16 +1,16 @@
 """The local predictor (002 ch. 6.4.2.2, 6.5.1): in which range a job's duration lies, and a duration drawn from the history of that range.
 
-Features are those of table 6.2 (recent arrivals, recent completions, the job), its user, whom the table forgets and the text finds worth 4
-to 7 %, and its virtual cluster (the pool that a trace names). Where a simple rule (its user's last job, the mean, the median) was right
-more often on the newest jobs than the classifier, that rule is taken: the thesis compares them, and always takes its own. Gradient boosted
-trees of scikit-learn take the place of XGBoost.
+The features are those of table 6.2 (recent arrivals, recent completions, the job), its user, which the table omits and the text finds worth
+4 to 7 %, and its virtual cluster (the pool that a trace names). The classifier gives way to a simple rule (the last job of the user, the
+mean, the median) that was right more often on the newest jobs; the thesis compares them, but always uses its own. Gradient boosted trees of
+scikit-learn take the place of XGBoost.
 
-Two decisions of ours, on what the thesis leaves open:
+The thesis leaves two points open, which we decided:
 
-- A range is predicted as of the submission, and then conditioned on what the job has run (Bayes): ranges below are left out, and the one
-  that it is in counts by the share of its jobs that ran for longer. Draws are longer than what it has run.
-- Jobs that run still are learnt from too, as if they ended like those that ran for longer (`as_they_may_end`). Of what was submitted within
-  the last hours only short jobs have ended, so that by these alone all that comes now seems to be short.
+- A range is predicted as of the submission, and then conditioned on the job's run time so far (Bayes): shorter ranges are left out, and the
+  current one counts by the share of its jobs that ran for longer. Draws are longer than the run time so far.
+- Jobs that still run are learnt from too, as if they ended like those that ran for longer (`as_they_may_end`). Of the jobs of the last
+  hours only short ones have ended; by these alone, all new jobs would seem to be short.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ import numpy as np
 
 from ..arrays import Floats, Ints
 
-BOUNDS = (300.0, 1800.0, 3600.0, 7200.0, 14400.0)  #: seconds (002 ch. 6.5.1)
-RECENT = 5  #: k of table 6.2
-TRAINED = 0.7  #: share of the jobs, the earliest, that the accuracy is measured without
-LEAST_JOBS = 100
+RANGE_BOUNDS = (300.0, 1800.0, 3600.0, 7200.0, 14400.0)  #: seconds (002 ch. 6.5.1)
+RECENT_JOBS = 5  #: k of table 6.2: arrivals and completions among the features
+TRAINING_SHARE = 0.7  #: share of the jobs, the earliest, that a classifier is learnt from when accuracy is measured on the others
+MIN_ENDED_JOBS = 100
 DAY = 86400.0
 
 
 class NoPredictor(Exception):
-    """There is none, and one line says why."""
+    """There is no predictor; one line says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +44,21 @@ class PastJobs:
     duration: Floats
     ended: Floats
     user: Ints  #: a code
-    ran: Floats  #: that those which have not ended have run
+    ran: Floats  #: run time so far of those that have not ended
     vc: Ints | None = None  #: code of the virtual cluster; None: of nobody
 
 
 def range_of(duration: Floats) -> Ints:
     """0 for [0, 5 min), …, 5 for 4 h and more."""
-    return np.searchsorted(BOUNDS, duration, side="right")
+    return np.searchsorted(RANGE_BOUNDS, duration, side="right")
 
 
 def features(jobs: PastJobs, row: int, now: float) -> Floats:
-    """Table 6.2 for one job as of ``now``: what arrived and what ended last, the job, and how its user's last jobs took."""
-    before = np.flatnonzero(jobs.submitted[:row] <= now)[-RECENT:] if row else np.zeros(0, dtype=int)
+    """Table 6.2 for one job as of ``now``: the last arrivals and completions, the job, and the durations of its user's last jobs."""
+    before = np.flatnonzero(jobs.submitted[:row] <= now)[-RECENT_JOBS:] if row else np.zeros(0, dtype=int)
     over = np.flatnonzero(jobs.ended <= now)
     over = over[over != row]
-    last = over[np.argsort(jobs.ended[over], kind="stable")][-RECENT:]
+    last = over[np.argsort(jobs.ended[over], kind="stable")][-RECENT_JOBS:]
     running = np.minimum(
         np.where(jobs.ended[before] <= now, jobs.duration[before], now - jobs.submitted[before]), now - jobs.submitted[before]
     )
@@ -96,8 +96,8 @@ def newest_of(jobs: PastJobs, ended: Ints) -> int | None:
 
 
 def _filled(values: Floats | Ints) -> Floats:
-    """The newest `RECENT`, logarithms; NaN where there are fewer."""
-    made = np.full(RECENT, np.nan)
+    """The newest `RECENT_JOBS`, logarithms; NaN where there are fewer."""
+    made = np.full(RECENT_JOBS, np.nan)
     if len(values):
         made[-len(values) :] = np.log1p(np.maximum(values, 0.0))
     return made
@@ -116,16 +116,16 @@ class DurationRanges:
     def learnt(cls, jobs: PastJobs, seed: int = 0) -> DurationRanges:
         """From jobs that have begun. Raises NoPredictor without the extra, or when too few of them have ended."""
         over = np.count_nonzero(~np.isnan(jobs.duration))
-        if over < LEAST_JOBS:
-            raise NoPredictor(f"{over} jobs have ended; {LEAST_JOBS} are needed")
+        if over < MIN_ENDED_JOBS:
+            raise NoPredictor(f"{over} jobs have ended; {MIN_ENDED_JOBS} are needed")
         rng = np.random.default_rng([seed, 11])
         whole = as_they_may_end(jobs, rng)
         rows = np.flatnonzero(~np.isnan(whole))
         whole = whole[rows]
-        half = rng.random(len(rows)) < 0.5  # of those by which the accuracy is measured are looked at on their way
+        half = rng.random(len(rows)) < 0.5  # these are judged at their submission, the others while they run
         elapsed = np.where(half, 0.0, rng.random(len(rows)) * whole)
         x = _as_submitted(jobs, rows.tolist())
-        y, cut = range_of(whole), int(TRAINED * len(rows))
+        y, cut = range_of(whole), int(TRAINING_SHARE * len(rows))
         early = _classifier(x[:cut], y[:cut])
         shares = _shares(early, x[cut:])
         guessed = [
@@ -153,7 +153,7 @@ class DurationRanges:
         return [drawn_range(possible(one, classes, self.known, float(ran)), rng) for one, ran in zip(shares, elapsed, strict=True)]
 
     def _by_rule(self, jobs: PastJobs, rows: Sequence[int], now: float, elapsed: Floats, rng: np.random.Generator) -> list[int]:
-        """A rule speaks of jobs that have not run yet; one that has goes on as those did that ran for longer."""
+        """The rule is for jobs that have not run yet; the others go on like those that ran for longer."""
         usual = float(self.known.mean() if self.rule == "mean" else np.median(self.known))
         over, taken = np.flatnonzero(jobs.ended <= now), []
         for row, ran in zip(rows, elapsed.tolist(), strict=True):
@@ -168,9 +168,9 @@ class DurationRanges:
 
 
 def possible(shares: Floats, classes: Ints, known: Floats, elapsed: float) -> Floats:
-    """Shares of all ranges, of a job that has run so long; they add up to 1. ``known``: durations, of which those of the range that it is
-    in say how many of that range run for longer."""
-    least, all_of = int(range_of(np.array([elapsed]))[0]), np.zeros(len(BOUNDS) + 1)
+    """Shares of all ranges for a job that has run for ``elapsed``; they add up to 1. ``known``: durations of the history, which say how
+    many jobs of its current range run for longer."""
+    least, all_of = int(range_of(np.array([elapsed]))[0]), np.zeros(len(RANGE_BOUNDS) + 1)
     within = known[range_of(known) == least]
     all_of[classes] = shares
     all_of[:least] = 0.0
@@ -185,7 +185,7 @@ def possible(shares: Floats, classes: Ints, known: Floats, elapsed: float) -> Fl
 def drawn_range(shares: Floats, rng: np.random.Generator) -> int:
     """One of the ranges, each as likely as it is predicted.
 
-    The likeliest for all, as the thesis has it, leaves out the long ones: they are few, and most of the work.
+    The thesis takes the likeliest for all. That leaves out the long jobs, which are few, and most of the work.
     """
     return int(rng.choice(len(shares), p=shares))
 
@@ -197,13 +197,13 @@ def likeliest(shares: Floats) -> int:
 def drawn(known: Floats, of_range: int, elapsed: float, rng: np.random.Generator) -> float:
     """A duration of the history within the range and longer than ``elapsed``; twice that where there is none."""
     within = known[(range_of(known) == of_range) & (known > elapsed)]
-    return float(rng.choice(within)) if len(within) else max(2.0 * elapsed, (0.0, *BOUNDS)[of_range] + 1.0)
+    return float(rng.choice(within)) if len(within) else max(2.0 * elapsed, (0.0, *RANGE_BOUNDS)[of_range] + 1.0)
 
 
 def as_they_may_end(jobs: PastJobs, rng: np.random.Generator) -> Floats:
-    """Durations of all that have begun, NaN for those that have not. One that runs still takes as long as any that ran for longer, of its
-    user if there is one; where none did, twice as long as it has run. In the mean of many draws this is the Kaplan-Meier estimate (Efron
-    1967: what is cut off is spread over all that is longer)."""
+    """Durations of all jobs that have begun, NaN for the others. A job that still runs gets the duration of one that ran for longer, of its
+    user if possible; if none did, twice its run time so far. In the mean of many draws this is the Kaplan-Meier estimate (Efron 1967:
+    censored durations are spread over all longer ones)."""
     over = ~np.isnan(jobs.duration)
     found = jobs.duration.copy()
     for row in np.flatnonzero(~over & (jobs.ran > 0.0)).tolist():
@@ -215,8 +215,7 @@ def as_they_may_end(jobs: PastJobs, rng: np.random.Generator) -> Floats:
 
 
 def simple_rules(jobs: PastJobs, rows: Ints, cut: int, whole: Floats) -> dict[str, float]:
-    """How often simple rules are right on the same jobs: as its user's last one, as the mean, as the median of those before. ``whole``:
-    durations of ``rows``."""
+    """How often simple rules are right on the same jobs: the user's last job, the mean, the median. ``whole``: durations of ``rows``."""
     early, y = whole[:cut], range_of(whole)
     mean, median = (int(range_of(np.array([value]))[0]) for value in (early.mean(), np.median(early)))
     last: list[int] = []
@@ -248,7 +247,7 @@ def _shares(classifier: Any, x: Floats) -> Floats:
 
 
 def _one_core() -> AbstractContextManager[Any]:
-    """A search may take one. Threads that wait for each other beside other work take ten times as long, too, for jobs as few as these."""
+    """A search may take one core. Beside other work, threads that wait for each other also take ten times as long for so few jobs."""
     from threadpoolctl import threadpool_limits  # scikit-learn needs it itself
 
     return threadpool_limits(1)  # type: ignore[no-any-return]

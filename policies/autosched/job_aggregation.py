@@ -1,7 +1,7 @@
 """The trace aggregator (002 ch. 6.4.3.2): similar jobs of a burst are simulated as one, so that a trial takes less time.
 
-As read: an aggregated job has the sum of the GPUs, so no group is larger than a node (or the pool, where nodes are smaller than its one
-job), as no cluster could hold it otherwise. Jobs that hold GPUs stay as they are. Means over jobs count a group as often as it has members.
+As read: an aggregated job asks for the sum of the GPUs. So no group is larger than a node, as no cluster could place it otherwise. Jobs
+that hold GPUs stay as they are. In means over jobs, a group counts as often as it has members.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 
 from ..arrays import Bools, Floats, Ints
 
-BURST = 300.0  #: seconds between the first and the last arrival of a group
-RATIO = 1.5  #: durations of a group differ by this factor at most
+MAX_GROUP_SPAN = 300.0  #: seconds between the first and the last arrival of a group at most
+MAX_DURATION_RATIO = 1.5  #: between two durations of a group
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Groups:
     """``member[i]`` is the group of job ``i``; the columns have one row a group."""
 
     member: Ints
-    first: Ints  #: a job of the group, for what all of it have alike
+    first: Ints  #: one job of the group, for all that its members have in common
     submitted: Floats  #: mean
     gpus: Ints  #: sum
     duration: Floats  #: seconds, such that the service is the sum
@@ -64,10 +64,10 @@ def _alike(submitted: Floats, duration: Floats, gpus: Ints, largest: int, apart:
         if apart[row] or gpus[row] * 2 > largest:
             yield [row]
             continue
-        range_of = int(np.floor(np.log(max(float(duration[row]), 1.0)) / np.log(RATIO)))
+        range_of = int(np.floor(np.log(max(float(duration[row]), 1.0)) / np.log(MAX_DURATION_RATIO)))
         key = (int(kind[row]), int(gpus[row]), range_of)
         rows, begun = open_groups.get(key, ([], 0.0))
-        if rows and (submitted[row] - begun > BURST or (len(rows) + 1) * gpus[row] > largest):
+        if rows and (submitted[row] - begun > MAX_GROUP_SPAN or (len(rows) + 1) * gpus[row] > largest):
             yield rows
             rows = []
         if not rows:

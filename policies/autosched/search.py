@@ -1,12 +1,12 @@
-"""Algorithm 3 of 002 (ch. 6.4.3.1): configuration tuning with a causal model. What simulates is handed in.
+"""Algorithm 3 of 002 (ch. 6.4.3.1): configuration tuning with a causal model. The simulation of a trial is handed in.
 
-As read: the model may reject a sample with probability ``epsilon``, so ``1 - epsilon`` is the share of the samples that explores whatever
-it predicts. The reward is that of the configuration in force over that of the sample, so it is positive and
-1 for what is in force. A rejected sample counts as one of T, and BlueFin gets no reward for it. What was measured before is not again.
+As read: the model may reject a sample with probability ``epsilon``; the other samples are simulated whatever it predicts. The reward of a
+sample is the figure of the configuration in force over that of the sample: positive, and 1 for the configuration in force. A rejected
+sample counts as one of T, and BlueFin gets no reward for it. No configuration is simulated twice.
 
-Which model may reject, the thesis leaves open. Ours may once it has proved itself in this very search: of `LEAST_PROOF` trials at least it
-said beforehand, better than chance, which of two comes out better (`agreement`). So one that knows too little of the workload at hand costs
-time, and little of what is found.
+The thesis leaves open which model may reject. Ours may once it has proved itself in this very search: before each of `MIN_JUDGED_TRIALS`
+trials or more it predicted, and its predictions order them better than chance would (`agreement`). So a model that knows too little of the
+workload at hand costs time, but hardly any gain.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from .search_space import Category, Configuration, Number, Space
 TRIALS = 40  #: T (002 ch. 6.5.2)
 GAMMA = 0.95  #: relax factor (line 3)
 EPSILON = 0.9  #: with this probability the model may reject (line 7)
-FIRST = 0.25  #: share of the samples at most that are configurations of before: with few trials they would leave none for others
-SPREAD = 0.5  #: share of the samples, the first, that is drawn evenly from the space
-LEAST_PROOF = 8  #: trials of a search by which a model is judged before it may reject
-PROOF = 1.64  #: standard deviations above chance (95 %) that it has to agree with them
-CHECKED = 3  #: of the best of a search on grouped jobs, on the jobs themselves
-WHAT_IF = 9  #: values of a number that the what-if analysis looks at
-LATE = 0.01  #: share of the deadlines by which rewards are smoothed: where all are missed, one that is kept is no gain without end
-ALIKE = 1e-6  #: rewards that differ by no more are the same
+EARLIER_SHARE = 0.25  #: share of the samples at most that are configurations of before: with few trials they would leave none for others
+EVEN_SHARE = 0.5  #: share of the samples, the first, that are drawn evenly from the space
+MIN_JUDGED_TRIALS = 8  #: of a search, before its model may reject
+AGREEMENT_Z = 1.64  #: standard deviations above chance (95 %) that the agreement of a model needs
+RECHECKED_CONFIGURATIONS = 3  #: the best of a search on grouped jobs, which are re-run on the ungrouped ones
+WHAT_IF_VALUES = 9  #: of a number, in the what-if analysis
+SLO_SMOOTHING = 0.01  #: share of the deadlines added to both sides of a reward: else the first deadline kept would be an endless gain
+REWARD_TOLERANCE = 1e-6  #: rewards that differ by no more are the same
 METRICS = ("queueing", "utilisation", "preemptions", "fragmentation")
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a trial gives: objectives, all the better the lower, and the metrics that explain them."""
+    """The result of a trial: objectives, the lower the better, and the metrics that explain them."""
 
     jct: float  #: mean completion time, seconds
     p99: float  #: of the completion times, seconds
@@ -58,22 +58,22 @@ class Figures:
 
 
 class NotMeasured(Exception):
-    """A trial came to no end; the words say why: it failed, or was cut off. ``figures``: what is taken of it, see `as_cut_off`."""
+    """A trial failed or was cut off; the words say why. ``figures``: those that a model learns from it, see `as_cut_off`."""
 
     def __init__(self, words: str, figures: Figures | None = None) -> None:
         super().__init__(words)
         self.figures = figures
 
 
-class Model(Protocol):
-    """What predicts rewards (the causal model)."""
+class RewardModel(Protocol):
+    """Predicts rewards (the causal model)."""
 
     def predict(self, configs: Sequence[Configuration]) -> Sequence[float]:
-        """With what was measured near in this search."""
+        """Rewards, corrected by measurements near them in this search."""
         ...
 
     def expected(self, configs: Sequence[Configuration]) -> Sequence[float]:
-        """Without: unlike configurations compare by what the model alone says of them."""
+        """Rewards without that correction, by which unlike configurations compare."""
         ...
 
     def learn(self, config: Configuration, figures: Figures, reference: Figures) -> None: ...
@@ -90,7 +90,7 @@ class Trial:
 
 @dataclass
 class Found:
-    """What a search found. ``gain``: the reward of the best, 1: nothing better than what is in force."""
+    """The result of a search. ``gain``: the reward of the best, 1: nothing is better than the configuration in force."""
 
     in_force: Configuration
     best: Configuration
@@ -101,32 +101,32 @@ class Found:
     fixed: list[str] = field(default_factory=list)  #: keys that the scope step has fixed
     seconds: float = 0.0
     stopped: str = ""  #: why fewer than T were tried
-    agreement: float | None = None  #: of what the model said with what was measured; None: no model, or too few trials
-    as_counts: Mapping[str, int] = field(default_factory=dict)  #: keys that say how many thresholds are in use: what they come to
+    agreement: float | None = None  #: of predictions with measurements; None: no model, or too few trials
+    as_counts: Mapping[str, int] = field(default_factory=dict)  #: keys that count the thresholds in use, with how many have an effect
 
     def count(self, outcome: str) -> int:
         return sum(trial.outcome == outcome for trial in self.trials)
 
 
 def reward_of(objective: str, reference: Figures, figures: Figures) -> float:
-    """Reference over measured; of shares, which may be 0, of their complements."""
+    """Reference over measured; for shares, which may be 0, measured over reference of their complements."""
     before, after = getattr(reference, objective), getattr(figures, objective)
     if objective == "slo":
-        return float((1.0 - after + LATE) / (1.0 - before + LATE))
+        return float((1.0 - after + SLO_SMOOTHING) / (1.0 - before + SLO_SMOOTHING))
     return float(before / after) if after > 0 else 1.0
 
 
 def as_cut_off(figures: Figures, reference: Figures) -> Figures:
-    """What a model learns from a trial that was cut off: half the reward of what is in force by each objective, with the metrics that it
-    had come to. Jobs that change places all the time would else be what no model has ever seen, and they cost the most."""
+    """The figures that a model learns from a trial that was cut off: half the reward of the configuration in force by each objective, and
+    the metrics so far. Else no model would ever see configurations under which jobs change places all the time, and those cost the most."""
     twice = {name: 2.0 * getattr(reference, name) for name in OBJECTIVES if name != "slo"}
-    return dataclasses.replace(figures, **twice, slo=1.0 - ((1.0 - reference.slo + LATE) / 2.0 - LATE))
+    return dataclasses.replace(figures, **twice, slo=1.0 - ((1.0 - reference.slo + SLO_SMOOTHING) / 2.0 - SLO_SMOOTHING))
 
 
 class _Search:
     def __init__(
-        self, space: Space, evaluate: Callable[[Configuration], Figures], in_force: Configuration, objective: str, model: Model | None,
-        gamma: float,
+        self, space: Space, evaluate: Callable[[Configuration], Figures], in_force: Configuration, objective: str,
+        model: RewardModel | None, gamma: float,
     ) -> None:  # fmt: skip
         self.space, self.evaluate, self.objective, self.model, self.gamma = space, evaluate, objective, model, gamma
         reference = evaluate(in_force)
@@ -164,19 +164,19 @@ class _Search:
             return
         self.model.learn(config, figures, self.found.reference)
         self.told.append((predicted, reward_of(self.objective, self.found.reference, figures)))
-        if len(self.told) >= LEAST_PROOF:
+        if len(self.told) >= MIN_JUDGED_TRIALS:
             self.found.agreement = agreement(self.told)
 
     def is_proved(self) -> bool:
         """The model may reject, and narrow the search."""
         n, found = len(self.told), self.found.agreement
-        return found is not None and found > PROOF * math.sqrt(2 * (2 * n + 5) / (9 * n * (n - 1)))  # Kendall's variance
+        return found is not None and found > AGREEMENT_Z * math.sqrt(2 * (2 * n + 5) / (9 * n * (n - 1)))  # Kendall's variance
 
     def narrow(self) -> None:
         """Lines 14 to 16; one key at least stays free."""
         if self.model is None or not self.is_proved():
             return
-        for name in hopeless(self.space, self.model, self.found.best, self.constraints, self.gamma):
+        for name in hopeless_keys(self.space, self.model, self.found.best, self.constraints, self.gamma):
             if len(self.constraints) + 1 < len(self.space.names):
                 self.constraints[name] = self.found.best[name]
 
@@ -187,28 +187,28 @@ def search(
     in_force: Configuration,
     objective: str = "jct",
     *,
-    model: Model | None = None,
+    model: RewardModel | None = None,
     trials: int = TRIALS,
     epsilon: float = EPSILON,
     gamma: float = GAMMA,
     seed: int = 0,
-    spread: float = SPREAD,
+    spread: float = EVEN_SHARE,
     first: Sequence[Configuration] = (),
     seconds: float = math.inf,
     told: Callable[[int, Trial], None] = lambda number, trial: None,
     ahead: Callable[[Sequence[Configuration]], None] | None = None,
 ) -> Found:
-    """The best configuration of at most ``trials`` samples, of which what is in force is the first.
+    """The best configuration of at most ``trials`` samples; the first of them is the configuration in force.
 
     ``first``: configurations of before, the most promising first. ``seconds``: real time after which no other trial begins. ``told`` hears
-    of each sample, ``ahead`` beforehand of those that do not depend on what others give. Raises NotMeasured when
-    what is in force cannot be measured: then there is nothing to compare with.
+    of each sample, ``ahead`` beforehand of those that do not depend on what others give. Raises NotMeasured if the configuration in force
+    cannot be measured: then there is nothing to compare with.
     """
     began, rng = time.monotonic(), np.random.default_rng(seed)
     state = _Search(space, evaluate, in_force, objective, model, gamma)
     found = state.found
     bluefin = BlueFin(space, space.project(in_force, otherwise=in_force), rng)
-    first = first[: max(int(FIRST * trials), 1)]
+    first = first[: max(int(EARLIER_SHARE * trials), 1)]
     if ahead is not None:
         ahead(_independent(space, in_force, first, trials, spread, copy.deepcopy(rng)))
     for number in range(1, trials):
@@ -247,11 +247,11 @@ def _independent(
 
 
 def agreement(told: Sequence[tuple[float, float]]) -> float:
-    """Of all pairs that were measured unlike: the share that was predicted in that order, less the share in the other (Goodman and
-    Kruskal's gamma, ties of predictions counted as neither). 0: chance; 1: all. Rewards within a millionth are alike."""
+    """Goodman and Kruskal's gamma, with ties of predictions counted as neither. Of all pairs with unlike measurements: the share that was
+    predicted in the right order, less the share in the wrong one. 0: chance; 1: all. Rewards within a millionth are alike."""
     predicted, measured = np.array(told).T
     unlike = np.subtract.outer(measured, measured)
-    order = np.sign(np.where(np.abs(unlike) > ALIKE, unlike, 0.0))
+    order = np.sign(np.where(np.abs(unlike) > REWARD_TOLERANCE, unlike, 0.0))
     said = np.sign(np.subtract.outer(predicted, predicted))
     return float((order * said).sum() / max(np.abs(order).sum(), 1.0))
 
@@ -259,25 +259,25 @@ def agreement(told: Sequence[tuple[float, float]]) -> float:
 def is_rejected(predicted: float, best: float, gamma: float) -> bool:
     """Line 9: the predicted reward is no more than gamma x the best.
 
-    As read: what the model alone expects of the best, where that is less than what was measured of it. The best of many measured ones
-    stands above all that a mean of trees ever predicts, so after the first good one nearly all samples would be rejected.
+    As read, "the best" is the smaller of its measurement and its prediction. The best of many measurements is above anything that a mean of
+    trees ever predicts, so after the first good one nearly all samples would be rejected.
     """
     return predicted <= gamma * best
 
 
-def hopeless(space: Space, model: Model, best: Configuration, constraints: Mapping[str, Any], gamma: float = 1.0) -> list[str]:
-    """Line 14, the what-if analysis: keys of which every other value is predicted to be rejected, all other keys as in the best.
+def hopeless_keys(space: Space, model: RewardModel, best: Configuration, constraints: Mapping[str, Any], gamma: float = 1.0) -> list[str]:
+    """Line 14, the what-if analysis: keys whose every other value would be rejected, with all other keys as in the best.
 
-    As read: "do not exceed the best" is judged as on line 9, by gamma x what the model expects of the best. Beside what was measured of it,
-    which stands above all that is predicted only, the first improvement would fix nearly all keys at once, and the search would end there.
-    A key that is not in use changes nothing now, and may be when another one changes: it stays free.
+    As read, "do not exceed the best" is judged as on line 9: by gamma x the prediction for the best. Against its measurement, which is
+    above all predictions, the first improvement would fix nearly all keys at once, and the search would end there.
+    A key that is not in use has no effect now, but may have one when another key changes: it stays free.
     """
     asked = [best]
     spans: dict[str, slice] = {}
     for one in space.parts:
         if one.name in constraints or not space.in_use(one, best):
             continue
-        values = one.choices if isinstance(one, Category) else [one.value(unit) for unit in np.linspace(0.0, 1.0, WHAT_IF)]
+        values = one.choices if isinstance(one, Category) else [one.value(unit) for unit in np.linspace(0.0, 1.0, WHAT_IF_VALUES)]
         others = [space.project({**best, one.name: value}, otherwise=best) for value in values if value != best[one.name]]
         if others:
             spans[one.name] = slice(len(asked), len(asked) + len(others))
@@ -286,16 +286,16 @@ def hopeless(space: Space, model: Model, best: Configuration, constraints: Mappi
     return [name for name, span in spans.items() if max(expected[span]) <= gamma * expected[0]]
 
 
-def checked(found: Found, evaluate: Callable[[Configuration], Figures], objective: str) -> Found:
-    """``found``, a search on grouped jobs, by what ``evaluate`` says of its best few and of what is in force on the jobs themselves.
+def rechecked(found: Found, evaluate: Callable[[Configuration], Figures], objective: str) -> Found:
+    """The result of a search on grouped jobs, its best few and the configuration in force re-run on the jobs themselves (``evaluate``).
 
-    What is best for groups may be worse for the jobs than what is in force; the thesis (6.4.3.2) does not look. Raises NotMeasured when
-    what is in force cannot be measured.
+    The best for groups may be worse for the jobs than the configuration in force; the thesis (6.4.3.2) does not look. Raises NotMeasured if
+    the configuration in force cannot be measured.
     """
     reference = evaluate(found.in_force)
     best, gain, figures = found.in_force, 1.0, reference
     better = [(reward, trial.config) for trial in found.trials if trial.outcome == "simulated" and (reward := trial.reward or 0.0) > 1.0]
-    for _, config in sorted(better, key=lambda one: -one[0])[:CHECKED]:
+    for _, config in sorted(better, key=lambda one: -one[0])[:RECHECKED_CONFIGURATIONS]:
         try:
             measured = evaluate(config)
         except NotMeasured:
@@ -306,7 +306,7 @@ def checked(found: Found, evaluate: Callable[[Configuration], Figures], objectiv
 
 
 def without_idle(found: Found, space: Space, evaluate: Callable[[Configuration], Figures]) -> Found:
-    """``found`` without the thresholds of its best that hold nobody: where leaving one out comes to the same figures, it is left out.
+    """The result without the thresholds of its best that hold no job: one is left out if the figures are the same without it.
 
     Thresholds are numbers of which another key says how many are in use. Where that key is not tuned, it stays, and `as_counts` says
     how many do something.
@@ -337,8 +337,8 @@ def _one_less(count: str, numbers: Sequence[Number], config: Configuration, foun
 
 
 def _comes_to(figures: Figures, known: Figures) -> bool:
-    told = (*OBJECTIVES, *METRICS)
-    return all(math.isclose(getattr(figures, name), getattr(known, name), rel_tol=ALIKE, abs_tol=ALIKE) for name in told)
+    pairs = ((getattr(figures, name), getattr(known, name)) for name in (*OBJECTIVES, *METRICS))
+    return all(math.isclose(one, other, rel_tol=REWARD_TOLERANCE, abs_tol=REWARD_TOLERANCE) for one, other in pairs)
 
 
 def _key(config: Mapping[str, Any]) -> object:

@@ -1,4 +1,4 @@
-"""What may be tuned of a policy: its keys with ranges, scales and dependencies, and the projection onto them (002 ch. 6.2.2, 6.4.3.1).
+"""The search space of a policy: its keys with ranges, scales and dependencies, and the projection onto them (002 ch. 6.2.2, 6.4.3.1).
 
 A configuration is a dict of plain values. A search moves in units: each number lies between 0 and 1, on a logarithmic scale where its
 key says so; whole numbers and truth values are rounded when they become values.
@@ -41,7 +41,7 @@ class Number:
         return (self.scaled(min(max(value, self.low), self.high)) - low) / (high - low) if high > low else 0.0
 
     def value(self, unit: float) -> float | int:
-        """Of a unit; rounded to six digits, so that what is printed is what is in force."""
+        """Of a unit; rounded to six digits, so that the printed value is the one in force."""
         low, high = self.scaled(self.low), self.scaled(self.high)
         at = low + min(max(unit, 0.0), 1.0) * (high - low)
         plain = at if not self.log else math.expm1(at) if self.low <= 0.0 else math.exp(at)
@@ -61,8 +61,8 @@ class Category:
 
 @dataclass(frozen=True)
 class Space:
-    """The keys of a policy that are tuned; ``kept``: all others, with the values that they keep; ``ends``: the numbers among these, which
-    those that are tuned are to ascend to or from."""
+    """The keys of a policy that are tuned. ``kept``: all others, with the values that they keep. ``ends``: the numbers among these that
+    bound an ascending chain of tuned keys."""
 
     numbers: tuple[Number, ...]
     categories: tuple[Category, ...]
@@ -96,10 +96,10 @@ class Space:
     def project(
         self, config: Mapping[str, Any], fixed: Mapping[str, Any] | None = None, otherwise: Mapping[str, Any] | None = None
     ) -> Configuration:
-        """Line 6 of algorithm 3: the configuration of the space near ``config``; what is allowed already stays as it is.
+        """Line 6 of algorithm 3: the configuration of the space near ``config``; values that are allowed stay.
 
-        ``fixed``: values that hold whatever ``config`` says (W of algorithm 3). ``otherwise``: what keys have that are not in use, so that
-        configurations which differ in these alone are one.
+        ``fixed``: values that win over ``config`` (W of algorithm 3). ``otherwise``: values of the keys that are not in use, so that
+        configurations which differ in these alone are the same.
         """
         made = {**config, **(fixed or {})}
         for number in self.numbers:
@@ -142,7 +142,7 @@ class Space:
 
 
 def ascending(values: Floats) -> Floats:
-    """The nearest ascending values by least squares: what stands in the wrong order becomes its mean (pool adjacent violators)."""
+    """The nearest ascending values by least squares (pool adjacent violators): neighbours in the wrong order become their mean."""
     blocks: list[tuple[float, int]] = []
     for value in values.tolist():
         mean, count = value, 1

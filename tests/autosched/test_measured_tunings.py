@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from common import Runner, submission
 from stoker.engine.autosched import pool_requests
-from stoker.engine.autosched.pool_requests import NAME, Asked
+from stoker.engine.autosched.pool_requests import TUNER, Asked
 from stoker.engine.autosched.pool_tuning import PoolTuning
 from stoker.engine.autosched.stored_tunings import NewTuning, add_tuning
 from stoker.engine.client import Client
@@ -85,7 +85,7 @@ def test_what_a_person_applied_is_measured_too_and_stays(pool: Pool) -> None:
 def test_what_was_replaced_and_what_was_of_a_pool_that_is_gone_is_measured(pool: Pool) -> None:
     pool.put(BEFORE)
     pool.applied("somebody", 50.0)
-    pool.store.write(add_tuning, NewTuning("gone", pool.found(50.0), PERIOD, "applied", "hourly", NAME))
+    pool.store.write(add_tuning, NewTuning("gone", pool.found(50.0), PERIOD, "applied", "hourly", TUNER))
     pool.now += 2 * PERIOD
     pool.tuning.measure()
     here, gone = pool.told()
@@ -98,17 +98,17 @@ def test_it_is_told_when_the_next_search_comes(pool: Pool, monkeypatch: pytest.M
     pool.put(AFTER, Auto(True, PERIOD))
     assert pool.tuning.standing()["default"] == {
         "period": PERIOD, "objective": "jct", "next": None, "why": "waits for a history of 30 jobs; it has 1"}  # fmt: skip
-    monkeypatch.setattr(pool_requests, "LEAST_JOBS", 1)
+    monkeypatch.setattr(pool_requests, "MIN_HISTORY_JOBS", 1)
     assert pool.tuning.standing()["default"]["next"] == pytest.approx(pool.now + PERIOD / 12, abs=5), "at the next look"
-    pool.applied(NAME, 50.0)
+    pool.applied(TUNER, 50.0)
     pool.now = time.time() + PERIOD / 4
     assert pool.tuning.standing()["default"]["next"] == pytest.approx(time.time() + PERIOD, abs=10)
 
 
 def test_of_two_changes_within_a_period_the_newest_alone_is_taken_back(pool: Pool) -> None:
     pool.put(AFTER, Auto(True, PERIOD))
-    pool.applied(NAME, 50.0)
-    pool.applied(NAME, 50.0)
+    pool.applied(TUNER, 50.0)
+    pool.applied(TUNER, 50.0)
     pool.now += 2 * PERIOD
     pool.tuning.look("default")
     first, second = pool.told()
@@ -120,7 +120,7 @@ def test_of_two_changes_within_a_period_the_newest_alone_is_taken_back(pool: Poo
 
 def test_what_a_person_sets_in_this_very_moment_is_not_overwritten(pool: Pool) -> None:
     pool.put(AFTER, Auto(True, PERIOD))
-    pool.applied(NAME, 50.0)
+    pool.applied(TUNER, 50.0)
     pool.now += 2 * PERIOD
     pool.store.write(set_policy, PolicySetting("default", "fifo", 7.0, AFTER, "ann"))  # committed, and no tick has taken it up yet
     pool.tuning.look("default")

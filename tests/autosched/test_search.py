@@ -22,9 +22,9 @@ from stoker.policies.autosched.search import (
     Trial,
     agreement,
     as_cut_off,
-    checked,
-    hopeless,
+    hopeless_keys,
     is_rejected,
+    rechecked,
     reward_of,
     search,
     without_idle,
@@ -374,7 +374,7 @@ def test_proof_halves_at_least_what_a_model_by_chance_rejects(monkeypatch: pytes
         return sum(search(space_of(Bowl, BOWL), bowl, BOWL, model=Chance(), seed=seed).count("rejected") for seed in range(20))
 
     with_proof = rejected()
-    monkeypatch.setattr("stoker.policies.autosched.search.PROOF", -2.0)
+    monkeypatch.setattr("stoker.policies.autosched.search.AGREEMENT_Z", -2.0)
     assert with_proof < 0.5 * rejected()
 
 
@@ -391,11 +391,11 @@ def test_what_if_analysis_fixes_keys_that_cannot_help() -> None:
     """At the least of the bowl all keys are as good as can be; away from it x is free. By gamma, what hardly matters stays free."""
     best = {**BOWL, "x": 0.8, "y": 40.0, "kind": "b"}
     space = space_of(Bowl, BOWL)
-    assert set(hopeless(space, Told(), best, {})) == {"x", "y", "n", "kind"}
-    assert "x" not in hopeless(space, Told(), {**best, "x": 0.3}, {})
-    kept = hopeless(space, Told(), best, {}, GAMMA)
+    assert set(hopeless_keys(space, Told(), best, {})) == {"x", "y", "n", "kind"}
+    assert "x" not in hopeless_keys(space, Told(), {**best, "x": 0.3}, {})
+    kept = hopeless_keys(space, Told(), best, {}, GAMMA)
     assert "n" not in kept and "kind" in kept
-    assert hopeless(space, Told(1.0), best, {}, GAMMA) == []
+    assert hopeless_keys(space, Told(1.0), best, {}, GAMMA) == []
 
 
 def test_one_key_stays_free() -> None:
@@ -431,7 +431,7 @@ def on_groups(**rewards: float) -> Found:
 
 def test_the_best_of_grouped_jobs_gives_way_to_what_is_better_for_the_jobs() -> None:
     jct = {"c": 80.0, "a": 90.0, "b": 64.0, "d": 40.0, "e": 1.0}
-    found = checked(on_groups(a=1.4, b=1.2, d=1.3, e=1.1), lambda config: figures(jct[config["kind"]]), "jct")
+    found = rechecked(on_groups(a=1.4, b=1.2, d=1.3, e=1.1), lambda config: figures(jct[config["kind"]]), "jct")
     assert (found.best, found.gain, found.reference.jct, found.figures.jct) == (
         {"kind": "d"},
         2.0,
@@ -446,5 +446,5 @@ def test_what_serves_groups_alone_leaves_what_is_in_force() -> None:
             raise NotMeasured("cut off")
         return figures(80.0 if config["kind"] == "c" else 82.0)
 
-    found = checked(on_groups(a=1.4, b=1.3), evaluate, "jct")
+    found = rechecked(on_groups(a=1.4, b=1.3), evaluate, "jct")
     assert (found.best, found.gain, found.figures.jct) == ({"kind": "c"}, 1.0, 80.0)

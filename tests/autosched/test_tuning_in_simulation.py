@@ -14,7 +14,7 @@ import pytest
 from stoker.engine.autosched import learning, search_process, tuning_controller
 from stoker.engine.autosched.learning import Past, learnt_from
 from stoker.engine.autosched.moment_of_trace import situation_of, stand_at
-from stoker.engine.autosched.search_process import Answer, Request, SearchFailed, find, find_apart
+from stoker.engine.autosched.search_process import SearchFailed, SearchRequest, SearchResult, find, find_apart
 from stoker.engine.autosched.simulated_tuning import SimulatedTuning
 from stoker.engine.autosched.situation import CutOff, History, Situation, aggregated, bound_of, look_ahead, measure, no_jobs, predictor_of
 from stoker.engine.autosched.summary import summary_of
@@ -34,11 +34,10 @@ from stoker.engine.sim.simulator import Simulation, simulate
 from stoker.engine.sim.study import choose
 from stoker.engine.sim.workload import Workload, make_workload
 from stoker.policies import registry
-from stoker.policies.autosched.causal_model import NoModel
+from stoker.policies.autosched.causal_model import CausalModel, NoModel, Samples
 from stoker.policies.autosched.duration_ranges import NoPredictor
 from stoker.policies.contract import Floats, Plan, View
 from stoker.policies.keys import tunable
-from stoker.policies.tiresias import Tiresias
 
 CLUSTER = Cluster.parse("2x4")
 HOUR = 3600.0
@@ -100,20 +99,16 @@ def test_a_trial_knows_of_durations_what_the_policy_knows() -> None:
 
 @pytest.mark.slow
 def test_what_comes_after_now_changes_no_decision(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search_process, "LEAST_SECONDS", 60.0)  # a bound of processor time is the one thing that depends on the machine
-    monkeypatch.setattr(learning, "LEAST_SECONDS", 60.0)
-    monkeypatch.setattr(learning, "MOMENTS", 5)
+    monkeypatch.setattr(search_process, "MIN_TRIAL_CPU_SECONDS", 60.0)  # the one bound that depends on the machine
+    monkeypatch.setattr(learning, "SEARCHES", 5)
     as_it_was = crowded(jobs=100)
     both = (as_it_was, altered_after(as_it_was, NOW))
-    searches = [find(Request.of(at(workload), {}, trials=5)) for workload in both]
+    searches = [find(SearchRequest.of(at(workload), {}, trials=5)) for workload in both]
     first, second = ([(trial.config, trial.reward) for trial in answer.found.trials] for answer in searches)
     assert first == second
     pytest.importorskip("causallearn")
-    in_force = dataclasses.asdict(Tiresias.Config())
-    one, other = (
-        learnt_from(Past(workload, CLUSTER, NOW, math.inf), "tiresias", in_force, Options(), "jct").samples.target for workload in both
-    )
-    assert one.tolist() == other.tolist()
+    one, other = (learnt_from(Past(workload, CLUSTER, NOW, math.inf), "tiresias", {}, Options(), "jct").samples.target for workload in both)
+    assert one.tolist() == other.tolist() and len(one) > 40
 
 
 @pytest.mark.slow
@@ -153,7 +148,7 @@ def test_jobs_of_unlike_priority_do_not_become_one() -> None:
 
 
 def test_what_is_found_on_grouped_jobs_is_told_by_the_jobs_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search_process, "LEAST_SECONDS", 60.0)
+    monkeypatch.setattr(search_process, "MIN_TRIAL_CPU_SECONDS", 60.0)
     jobs = [
         (4, 20_000.0),
         (8, 2000.0),
@@ -163,7 +158,7 @@ def test_what_is_found_on_grouped_jobs_is_told_by_the_jobs_themselves(monkeypatc
     simulation = stand_at(workload, CLUSTER, "fifo", {"backfill": False}, Options(), 60.0)
     situation = situation_of(simulation, "fifo", Options())[0]
     assert aggregated(situation).jobs < situation.jobs
-    found = find(Request.of(situation, {"backfill": False}, trials=4)).found
+    found = find(SearchRequest.of(situation, {"backfill": False}, trials=4)).found
     before, after = (measure(situation, registry.create("fifo", config)) for config in (found.in_force, found.best))
     assert found.gain == pytest.approx(before.jct / after.jct) and found.gain > 1.5
 
@@ -174,8 +169,27 @@ def test_a_simulation_tunes_itself_and_a_run_with_the_configuration_in_force_is_
     control = SimulatedTuning("tiresias", {}, Options(), trials=4)
     tuned = simulate(workload, CLUSTER, registry.create("tiresias", {}), Options(), control=control).fates.ended
     assert control.turns and np.isfinite(tuned).all()
+    assert control.model is not None and len(control.model.samples) >= 3 * len(control.turns) - 3, "it learns from each search"
     still = SimulatedTuning("tiresias", {}, Options(), trials=1)
     assert simulate(workload, CLUSTER, registry.create("tiresias", {}), Options(), control=still).fates.ended.tolist() == plain.tolist()
+
+
+def test_a_search_hands_on_what_it_has_simulated_and_from_120_samples_on_a_model_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("causallearn")
+    monkeypatch.setattr(search_process, "MIN_TRIAL_CPU_SECONDS", 60.0)
+    request = SearchRequest.of(at(crowded(jobs=40)), {}, trials=7, seconds=math.inf)
+    none = CausalModel.untrained(request.space, "jct")
+    first = find(dataclasses.replace(request, model=none))
+    assert not first.at_work and first.words.endswith("so far 0") and first.model is not None
+    assert len(first.model.samples) == first.found.count("simulated") - 1, "the one in force is the reference"
+    rng, keys = np.random.default_rng(0), len(none.encoder.keys)
+    columns, metrics = rng.random((120, keys + 4)), rng.random((120, 4))
+    metrics[:, 0] = columns[:, 0]  # queueing grows with the first key, and the reward falls with it
+    learnt = none.relearnt(Samples(columns, metrics, -metrics[:, 0] + 0.01 * rng.random(120)))
+    then = find(dataclasses.replace(request, model=learnt))
+    assert then.at_work and then.words.startswith("of 120 simulations; ") and then.model is not None
+    assert len(then.model.samples) > 120 and then.model.edges()
+    assert find(request).model is None
 
 
 #: GPUs and seconds of jobs. By day short ones stand behind one that wants all: best overtaken. By night short ones that want all stand
@@ -185,7 +199,7 @@ NIGHT = [(4, 1000.0), (4, 2000.0), *[(8, 500.0)] * 10, *[(1, 50_000.0)] * 22]
 
 
 def test_a_load_whose_best_configuration_changes_is_followed_in_a_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search_process, "LEAST_SECONDS", 60.0)
+    monkeypatch.setattr(search_process, "MIN_TRIAL_CPU_SECONDS", 60.0)
     jobs, begins = DAY + NIGHT + DAY, {0.0: True, 40_000.0: False, 400_000.0: True}
     submitted = [at for at, hour in zip(begins, (DAY, NIGHT, DAY), strict=True) for _ in hour]
     workload = make_workload("days", submitted, [seconds for _, seconds in jobs], [gpus for gpus, _ in jobs])
@@ -206,9 +220,9 @@ def test_a_load_whose_best_configuration_changes_is_followed_in_a_simulation(mon
 
 def test_what_has_harmed_is_taken_back_in_a_simulation_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches that believe the jobs at hand to be fast: what they find seems to have harmed."""
-    monkeypatch.setattr(search_process, "LEAST_SECONDS", 60.0)
+    monkeypatch.setattr(search_process, "MIN_TRIAL_CPU_SECONDS", 60.0)
 
-    def misled(request: Request) -> Answer:
+    def misled(request: SearchRequest) -> SearchResult:
         answer = find(request)
         reference = dataclasses.replace(answer.found.reference, soon=answer.found.reference.soon / 1000)
         return dataclasses.replace(answer, found=dataclasses.replace(answer.found, reference=reference))
@@ -252,9 +266,9 @@ class Hanging:
 
 
 def test_a_trial_that_hangs_is_cut_off_named_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search_process, "LEAST_SECONDS", 0.05)
+    monkeypatch.setattr(search_process, "MIN_TRIAL_CPU_SECONDS", 0.05)
     situation = dataclasses.replace(at(crowded(jobs=40)), policy=f"{__name__}:Hanging")
-    found = find(Request.of(situation, {}, trials=6)).found
+    found = find(SearchRequest.of(situation, {}, trials=6)).found
     why = {trial.why for trial in found.trials if trial.outcome == "failed"}
     assert found.count("failed") >= 1 and all("cut off" in words for words in why)
 
@@ -276,17 +290,17 @@ def test_learning_from_a_policy_that_hangs_ends_in_time() -> None:
     """What is in force hangs at its first plan: nothing is seen of the past."""
     pytest.importorskip("causallearn")
     past = Past(crowded(jobs=40), CLUSTER, NOW, seconds=1.0)
-    with pytest.raises(NoModel):
-        learnt_from(past, f"{__name__}:Hanging", {"speed": 0.5}, Options(), "jct")
+    with pytest.raises(NoModel, match="so far 0"):
+        learnt_from(past, f"{__name__}:Hanging", {"speed": 0.5}, Options(), "jct").fit()
 
 
 def test_a_trial_may_cost_what_the_default_costs_whatever_is_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search_process, "LEAST_SECONDS", 60.0)
+    monkeypatch.setattr(search_process, "MIN_TRIAL_CPU_SECONDS", 60.0)
     situation = dataclasses.replace(at(crowded(jobs=40)), policy=f"{__name__}:Asking")
     usual = bound_of(measure(situation, registry.create(situation.policy, {})))
     costly = {"every": 10.0}
     assert measure(situation, registry.create(situation.policy, costly)).decisions > usual
-    found = find(Request.of(situation, costly, trials=8, aggregate=False, first=({"every": 20.0}, {"every": 1e6}))).found
+    found = find(SearchRequest.of(situation, costly, trials=8, aggregate=False, first=({"every": 20.0}, {"every": 1e6}))).found
     assert [trial.outcome for trial in found.trials[:3]] == ["simulated", "failed", "simulated"]
     assert f"cut off after {usual} decisions" in found.trials[1].why
 
@@ -294,7 +308,7 @@ def test_a_trial_may_cost_what_the_default_costs_whatever_is_in_force(monkeypatc
 @pytest.mark.parametrize("objective", ["p99", "rho", "cost"])
 def test_other_objectives_are_made_small(objective: str) -> None:
     situation = at(crowded())
-    found = find(Request.of(situation, {}, objective, trials=8, aggregate=False)).found
+    found = find(SearchRequest.of(situation, {}, objective, trials=8, aggregate=False)).found
     before, after = (getattr(measure(situation, registry.create("tiresias", config)), objective) for config in (found.in_force, found.best))
     assert found.gain == pytest.approx(before / after) and found.gain >= 1.0
     assert found.gain == max(trial.reward or 0.0 for trial in found.trials)
@@ -306,18 +320,18 @@ class Polite(Hanging):
     name: ClassVar[str] = "polite"
 
     def plan(self, view: View) -> Plan:
-        if os.nice(0) < search_process.NICE:
+        if os.nice(0) < search_process.NICENESS:
             raise RuntimeError("it is in the way")
         return self.inner.plan(view)
 
 
 def test_a_search_is_in_nobodys_way() -> None:
-    request = Request.of(dataclasses.replace(at(crowded(jobs=40)), policy=f"{__name__}:Polite"), {}, trials=2)
+    request = SearchRequest.of(dataclasses.replace(at(crowded(jobs=40)), policy=f"{__name__}:Polite"), {}, trials=2)
     assert find_apart(request).found.count("simulated") == 2
 
 
 def test_a_search_in_its_own_process_answers_the_same() -> None:
-    request = Request.of(at(crowded(jobs=60)), {}, trials=4)
+    request = SearchRequest.of(at(crowded(jobs=60)), {}, trials=4)
     apart, here = find_apart(request).found, find(request).found
     assert [trial.config for trial in apart.trials] == [trial.config for trial in here.trials] and apart.gain == here.gain
 
@@ -327,14 +341,14 @@ def test_bad_input_is_one_line() -> None:
     assert look_ahead(few, np.ones(10), 20.0)[1] == "no arrivals are expected: the history has 10 jobs, 30 are needed"
     empty = dataclasses.replace(at(make_workload("", [0.0, 9.0], [1.0, 1.0], [1, 1]), 5.0), coming=no_jobs())
     with pytest.raises(SearchFailed, match="no job is there or expected"):
-        find(Request.of(empty, {}))
+        find(SearchRequest.of(empty, {}))
     with pytest.raises(SearchFailed, match="no job at hand has a deadline, so by slo all configurations are alike"):
-        find(Request.of(at(crowded(jobs=40)), {}, objective="slo"))
+        find(SearchRequest.of(at(crowded(jobs=40)), {}, objective="slo"))
     constant = dataclasses.replace(at(make_workload("", [0.0], [100.0], [1]), 1.0), coming=no_jobs())
-    request = Request.of(constant, {}, trials=5)
+    request = SearchRequest.of(constant, {}, trials=5)
     answer = find(request)
     assert answer.found.gain == 1.0 and summary_of(answer, request)["alike"]
-    waits = Request.of(at(crowded()), {}, trials=5)
+    waits = SearchRequest.of(at(crowded()), {}, trials=5)
     assert not summary_of(find(waits), waits)["alike"]
 
 
@@ -420,8 +434,9 @@ def test_without_the_extra_it_searches_and_says_so(monkeypatch: pytest.MonkeyPat
     for name in ("sklearn", "sklearn.ensemble", "causallearn"):
         monkeypatch.setitem(sys.modules, name, None)
     workload = crowded()
-    answer = find(Request.of(at(workload), {}, trials=3, learn=Past(workload, CLUSTER, NOW)))
-    assert answer.model is None and len(answer.found.trials) == 3
+    model = learnt_from(Past(workload, CLUSTER, NOW), "tiresias", {}, Options(), "jct")
+    answer = find(SearchRequest.of(at(workload), {}, trials=3, model=model))
+    assert not answer.at_work and len(answer.found.trials) == 3
     assert answer.words == "the extra is not installed: pip install '.[autosched]' in Stoker's source tree"
     with pytest.raises(NoPredictor, match="the extra is not installed"):
         predictor_of(History(np.arange(200.0), np.ones(200, dtype=int), np.full(200, 9.0), np.arange(200.0) + 9, ["u"] * 200))
