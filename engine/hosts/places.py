@@ -154,7 +154,7 @@ def reason(job: int, saved: Saved | None, step: int | None, excluded: str | None
 
 
 def too_short(names: Iterable[str], takes: float, places: Places, now: float) -> tuple[str, str]:
-    """Code and words of why a job that loses everything when it is stopped is not begun on nodes that leave before it could end; empty: there are none."""
+    """Code and words of why a job that loses everything when it is stopped is not begun on some nodes; empty: it may be on all."""
     soon = {node: at for node in names if (at := places.leaves.get(node, np.inf)) < now + takes and places.state_of[node] == "up"}
     if not soon:
         return "", ""
