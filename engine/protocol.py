@@ -41,9 +41,9 @@ VERSION = 1  #: of this protocol; a runner with another one is turned away with 
 
 HELLO, POLL, REPORT, LOG = "/v1/runner/hello", "/v1/runner/poll", "/v1/runner/report", "/v1/runner/log"
 LAST_LOG = "/v1/runner/last_log"
+ENV_PILOT = "STOKER_PILOT"  #: in the environment of a runner that a batch job starts: `Hello.pilot`
 BUNDLE_PIECE, BUNDLE = "/v1/runner/bundle_piece", "/v1/runner/bundle"
 CHECKPOINT_SENT = "/v1/runner/checkpoint_sent"
-ENV_PILOT = "STOKER_PILOT"  #: in the environment of a runner that a batch job starts: `Hello.pilot`
 
 
 class GpuInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,6 +126,25 @@ class Fetch(msgspec.Struct, frozen=True, kw_only=True):
     refused: str = ""  #: why they will not come
 
 
+class Replica(msgspec.Struct, frozen=True, kw_only=True):
+    """A live lease of a group of replicas."""
+
+    lease: Count
+    index: Count  #: of its task
+    address: str = ""  #: host:port where it answers the others, empty: not known yet
+
+
+class ReplicaGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """The daemon's word on a group of replicas: who its members are. A larger ``epoch`` is a newer word."""
+
+    group: Count
+    epoch: Count
+    members: list[Replica] = []  #: whose leases live, in the order of their tasks
+    founder: Count | None = None  #: the oldest of these leases, with which a group begins that has none who took a step
+    stepped: list[Count] = []  #: of these leases those that have taken a step with others
+    done: bool = False  #: a member has finished all steps
+
+
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """One lease on this node. ``stop`` set: end it with that reason, within ``grace`` seconds."""
 
@@ -151,6 +170,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     hosts: int = 1  #: over which the gang goes: its nodes, but for those on one host
     checkpoints: str | None = None  #: directory of its checkpoints, None: in the home of the runner
     fetch: Fetch | None = None  #: what it is to begin with, None: what is in that directory
+    replicas: ReplicaGroup | None = None  #: the group of replicas that it is in; ``rendezvous`` is then where it answers the others
 
 
 class SendCheckpoint(msgspec.Struct, frozen=True, kw_only=True):

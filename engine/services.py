@@ -117,9 +117,7 @@ class Services:
         self.desk = Desk(
             self.store, home, at_once=limits.queries, memory=limits.query_memory << 20, tell=lambda why: self._tell("sql.restart", why)
         )
-        self.uploads = Uploads()
-        self.run_uploads = RunUploads()
-        self.pools = Pools()
+        self.uploads, self.run_uploads, self.pools = Uploads(), RunUploads(), Pools()
         self.snapshots = Snapshots(self.pools)
         self.large_bodies = asyncio.Semaphore(MOST_LARGE)
         self.ending: asyncio.Task[None] | None = None  #: waits until the runners have left

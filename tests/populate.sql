@@ -99,6 +99,12 @@ SELECT job_id, id, 0, 8, started_at, 0, name, value
 FROM leases, (VALUES ('input_made', 20.0), ('input_found', 40.0), ('input_again', 2.0), ('input_bytes', 4e6), ('input_saved', 3.5)) v(name, value)
 WHERE job_id = 3;
 UPDATE jobs SET spec = '{"name": "job-3", "recipe": "text", "share": {"input": "sweep"}}' WHERE id = 3;
+-- A fourth one is a replica.
+INSERT INTO metrics
+SELECT job_id, id, 0, 9, started_at, 30, name, value
+FROM leases, (VALUES ('members', 2.0), ('samples', 1920.0), ('lost_seconds', 1.5), ('gaps', 1.0)) v(name, value)
+WHERE job_id = 4;
+UPDATE jobs SET spec = '{"name": "job-4", "recipe": "text", "replicas": {"min": 1, "max": 4, "global_batch": 64}}' WHERE id = 4;
 -- Job 1 had been suspended once before, and had reported a step 12 s after its next lease was granted.
 INSERT INTO leases BY NAME
 SELECT 0 AS id, 1 AS job_id, 0 AS attempt, 1 AS gpu_count, 'ended' AS state, granted_at - INTERVAL 60 SECOND AS granted_at,

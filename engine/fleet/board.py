@@ -9,6 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import msgspec
 
 from ...policies.contract import precedence
 from ..hosts.places import Places, places_of
-from ..protocol import Assignment, Assignments, Fetch, SendCheckpoint
+from ..protocol import Assignment, Assignments, Fetch, Replica, ReplicaGroup, SendCheckpoint
 from ..store.store import Store
 
 RENDEZVOUS_BASE = 29500  #: ports that the first node of a gang tries first
@@ -103,10 +104,13 @@ class Board:
                 "input": shared and f"{owner}/{shared}",
             }  # fmt: skip
             self._sources[lease] = _Source(source, place, run_dir and str(Path(run_dir).parent / "checkpoints"))
+        grouped = [lease for lease, held in leases.items() if self._terms[lease]["spec"].get("replicas") and not held[0]["profile"]]
+        groups = _groups(self._store.objects("policy/replica_groups", grouped)) if grouped else {}
         wanted: dict[str, list[Assignment]] = defaultdict(list)
         fetched = self._fetched([held[0]["job"] for held in leases.values() if any(map(_is_elsewhere, held))])
         for lease, held in leases.items():
-            for node, part in _parts(held, self._terms[lease], self._sources[lease], fetched.get(held[0]["job"])):
+            given = fetched.get(held[0]["job"]), groups.get(lease)
+            for node, part in _parts(held, self._terms[lease], self._sources[lease], *given):
                 wanted[node].append(part)
         return wanted
 
@@ -179,14 +183,42 @@ def _refusal(places: Places, place: str, not_sent: str | None) -> str:
     return not_sent or ("" if places.present(place) else "no runner is there to send it")
 
 
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The word on a group of replicas, and over how many hosts it goes."""
+
+    word: ReplicaGroup
+    hosts: int
+
+
+def _groups(rows: Sequence[dict[str, Any]]) -> dict[int, _Group]:
+    """Of each lease that is in a group, that group. ``rows``: of ``policy/replica_groups``."""
+    found: dict[int, _Group] = {}
+    for number, held in groupby(rows, key=lambda row: row["group"]):
+        members = list(held)
+        leases = [row["lease"] for row in members]
+        word = ReplicaGroup(
+            group=number,
+            epoch=members[0]["epoch"],
+            members=[Replica(lease=row["lease"], index=row["place"], address=_meeting(row) if row["port"] else "") for row in members],
+            founder=min(leases),
+            stepped=[row["lease"] for row in members if row["stepped"]],
+            done=members[0]["done"],
+        )
+        found |= dict.fromkeys(leases, _Group(word, len({(row["host"], row["boot_id"]) for row in members})))
+    return found
+
+
 def _parts(
-    held: Sequence[dict[str, Any]], terms: dict[str, Any], source: _Source, fetched: Fetch | None = None
+    held: Sequence[dict[str, Any]], terms: dict[str, Any], source: _Source, fetched: Fetch | None, group: _Group | None
 ) -> Iterator[tuple[str, Assignment]]:
     """What each node gets of one lease; ``held`` are its GPUs in the order of ranks. Parts that have exited are no longer wanted."""
     lease = held[0]
     nodes = list(dict.fromkeys(row["node"] for row in held))
     hosts = len({(row["host"], row["boot_id"]) for row in held})
-    meeting = _rendezvous(lease) if len(nodes) > 1 else ""
+    if group is not None:
+        hosts = group.hosts
+    meeting = _meeting(lease) if len(nodes) > 1 or group is not None else ""
     for rank, node in enumerate(nodes):
         own = [row for row in held if row["node"] == node]
         if own[0]["exited"]:
@@ -211,6 +243,7 @@ def _parts(
                 share=lease["share"],
                 priority=precedence(lease["kind"], lease["priority"]),
                 stop=lease["stop"],
+                replicas=None if group is None else group.word,
                 **terms,
             ),
         )
@@ -229,6 +262,6 @@ def _begin_from(node: dict[str, Any], source: _Source) -> str | None:
     return _shared(node, source.job, source.place) or f"{node['home']}/jobs/{source.job}/checkpoints"
 
 
-def _rendezvous(first: dict[str, Any]) -> str:
-    """Where the ranks of a gang meet: the port is the first node's choice; until it has told that, the one to try first."""
+def _meeting(first: dict[str, Any]) -> str:
+    """Where the ranks of a gang meet, or a replica answers: the port is the node's choice; until it has told that, the one to try first."""
     return f"{first['address']}:{first['port'] or RENDEZVOUS_BASE + first['lease'] % 1000}"

@@ -363,9 +363,9 @@ def _take_updates(tx: Transaction, batch: Sequence[tuple[str, WorkerUpdate]], li
             continue
         row = workers.setdefault((update.lease, node), {"lease_id": update.lease, "node_id": node})
         row.update(state=update.state, pid=update.pid, pid_started=update.pid_started, boot_id=update.boot_id, run_dir=update.run_dir)
-        if update.state == "starting" and len(part.lease.nodes) > 1:
+        if update.state == "starting" and update.port is not None:
             row["port"] = update.port
-            tx.touch("leases")  # the other nodes of the gang wait for it
+            tx.touch("leases")  # the other nodes of the gang wait for it, or the other replicas
         if update.state == "running":
             row["started_at"] = update.ts
         if changes := _advance(update, part.lease):

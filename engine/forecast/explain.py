@@ -60,6 +60,7 @@ def explain(
         + _start(store, row)
         + (_serving(store, job) if row["kind"] == SERVES else "")
         + _input(store, job)
+        + _replicas(store, row)
         + (_deadlines_ahead(store, row, waiting) if deadlines_first(row["pool"]) else ""),
         "waiting": waiting,
         "guard": None if held is None else {"reason": held.text, "until": held.until if math.isfinite(held.until) else None},
@@ -160,6 +161,21 @@ def shared_input(store: Store, job: int) -> dict[str, Any] | None:
     """With whom it shares its input, and what came of it; None: it does not."""
     found = objects(store, "api/shared_input", job)
     return found[0] if found else None
+
+
+def replicas(store: Store, job: int) -> dict[str, Any] | None:
+    """How the group of replicas that it is in stands; None: it is in none."""
+    found = objects(store, "api/replicas", job)
+    return found[0] if found else None
+
+
+def _replicas(store: Store, row: dict[str, Any]) -> str:
+    """Of a replica: how its group stands, and what it waits for itself."""
+    found = replicas(store, row["id"])
+    if found is None:
+        return ""
+    waits = row["state"] == State.RUNNING and not found["members"]
+    return f"; replicas: {fmt.replicas(found)}" + ("; this one waits for others: 'stoker logs' tells for whom" if waits else "")
 
 
 def _input(store: Store, job: int) -> str:

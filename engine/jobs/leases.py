@@ -140,7 +140,7 @@ def end(tx: Transaction, ends: Mapping[int, End]) -> None:
     """End leases whose workers are all gone, and decide for each what becomes of its job."""
     if not ends:
         return
-    moves, leases, alone, again = [], [], [], []
+    moves, leases, alone, again, replicas = [], [], [], [], []
     ending = tx.objects("ending_leases", list(ends))
     moments = {lease["id"]: _moment(ends[lease["id"]], lease, tx.now) for lease in ending}
     divided = _divided(tx, {lease["id"]: moments[lease["id"]] for lease in ending if lease["share"] != EXCLUSIVE})
@@ -162,7 +162,7 @@ def end(tx: Transaction, ends: Mapping[int, End]) -> None:
             how, spec.retries, failures=lease["failures"], cancelled=lease["cancel_requested"], held=lease["held"],
             losses=0 if serves and ran > SERVED_WELL else lease["losses"], profile=lease["profile"], measured=lease["measured"],
             finished=_finished(spec, lease), shared=lease["share"] != EXCLUSIVE, ours=spec.command is None, serves=serves,
-            elsewhere=lacked and lease["job_id"] in elsewhere,
+            elsewhere=lacked and lease["job_id"] in elsewhere, replica=spec.replicas is not None,
         )  # fmt: skip
         changes = {
             "run_time": lease["run_time"] + ran,
@@ -178,6 +178,8 @@ def end(tx: Transaction, ends: Mapping[int, End]) -> None:
             changes["finished_at"] = moment
         elif lacked and lease["job_id"] not in elsewhere:
             again.append({"id": lease["job_id"], "excluded": None})  # no other host is left: its retries are on any
+        if spec.replicas is not None:
+            replicas.append(lease["job_id"])
         reason = _reached(spec, lease) if verdict.state is State.COMPLETED else verdict.reason
         moves.append(Move(lease["job_id"], verdict.state, reason, "daemon", lease["id"], changes))
         if verdict.alone:
@@ -188,8 +190,16 @@ def end(tx: Transaction, ends: Mapping[int, End]) -> None:
     tx.update("leases", ["id"], leases)
     tx.update("jobs", ["id"], alone + again)
     move(tx, moves)
+    _end_groups(tx, replicas)
     _learn(tx, [m.job for m in moves if m.to is State.COMPLETED])
     tx.touch("leases")
+
+
+def _end_groups(tx: Transaction, tasks: Sequence[int]) -> None:
+    """The tasks that wait of groups of replicas that have finished: no step is left for them."""
+    rest = tx.execute("replica_rest", list(tasks)) if tasks else []
+    changes = {"outcome": "completed"}
+    move(tx, [Move(job, State.COMPLETED, "its group of replicas has finished all steps", "daemon", changes=changes) for (job,) in rest])
 
 
 def _moment(how: End, lease: Mapping[str, Any], now: float) -> float:

@@ -193,7 +193,7 @@ class Agent:
 
     def _wait_to_greet(self, seconds: float) -> bool:
         self._wait(seconds)
-        return not self.leaving
+        return not (self.leaving or (self.handed_back and not self.runs))
 
     def _serve(self, welcome: Welcome, outbox: Outbox, poller: Poller, logs: LogSender) -> None:
         announced = False

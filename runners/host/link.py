@@ -338,7 +338,8 @@ def updates(run: Run, ended: bool) -> list[WorkerUpdate]:
     known = run.acked.states
     found: list[WorkerUpdate] = []
     if "starting" not in known:
-        port = None if run.assignment.nodes == 1 or run.assignment.node_rank else int(run.assignment.rendezvous.rpartition(":")[2])
+        met = (run.assignment.nodes > 1 or run.assignment.replicas is not None) and not run.assignment.node_rank
+        port = int(run.assignment.rendezvous.rpartition(":")[2]) if met else None
         found.append(WorkerUpdate(lease=run.lease, state="starting", ts=steady_time(), run_dir=str(run.dir.path), port=port))
     if "running" not in known and run.identity is not None:
         found.append(

@@ -10,6 +10,7 @@
         reports-<rank>.jsonl              protocol.Record lines, appended by each rank
         cpus.json                         {"cpus": n}: cores of the node that the job may use; replaced by the agent whenever they change
         input.json                        InputGroup: where the batches lie that it shares with other jobs
+        replicas.json                     ReplicaGroup: the daemon's newest word on its group; replaced in the same way
         turn.json                         {"path", "priority"}: where a job that is switched takes turns; replaced in the same way
         takes-turns                       made by a command that calls yield_point(): it takes turns by itself
         stop.json                         written by the agent before it signals the supervisor
@@ -39,7 +40,7 @@ PREEMPTED_EXIT = 75  #: EX_TEMPFAIL: the worker has checkpointed and left becaus
 OOM_EXIT = 76  #: the worker ran out of memory, on the GPU or the host
 OOM_MARKER = "stoker: out of memory:"  #: how the line of the log begins that says so
 
-CPUS, TURN, INPUT = "cpus.json", "turn.json", "input.json"
+CPUS, TURN, INPUT, REPLICAS = "cpus.json", "turn.json", "input.json", "replicas.json"
 TAKES_TURNS = "takes-turns"
 STOP_SEEN, DONE = "stop-seen", "done"
 

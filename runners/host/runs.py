@@ -21,7 +21,7 @@ from ...engine.identity import Process
 from ...engine.protocol import Assignment, Outcome, Time, Whole
 from . import processes
 from .report_tail import Acked, sizes
-from .rundir import ENV_TAG, RunDir, checkpoints_of
+from .rundir import ENV_TAG, REPLICAS, RunDir, checkpoints_of
 from .supervisor import TAKEN, Launch, Stop, register, write_exit
 from .warm_starts import Forked
 
@@ -106,10 +106,13 @@ class Run:
         return run
 
     def adjust(self, now: Assignment) -> None:
-        """How it shares its GPUs from now on; of a gang, where its ranks meet, once its first node has told that; what it begins with."""
+        """What may change: how it shares its GPUs; where a gang's ranks meet, once told; a replica's group; what it begins with."""
+        if now.replicas is not None and now.replicas != self.assignment.replicas:
+            with self.isolated():
+                self.dir.replace(REPLICAS, msgspec.to_builtins(now.replicas))
         meeting = self.assignment.rendezvous or now.rendezvous
         self.assignment = msgspec.structs.replace(
-            self.assignment, share=now.share, priority=now.priority, rendezvous=meeting, fetch=now.fetch
+            self.assignment, share=now.share, priority=now.priority, rendezvous=meeting, replicas=now.replicas, fetch=now.fetch
         )
 
     def start(self, launch: Launch, forked: Forked | None = None) -> None:

@@ -60,6 +60,16 @@ def test_told_to_leave_it_saves_its_jobs_and_they_go_on_with_the_next_runner(sta
         end_workers(home)
 
 
+def test_told_to_leave_before_it_has_met_a_daemon_it_leaves_at_once(home: Home) -> None:
+    pilot = RunnerProcess(home, "pilot", 1, "--hand-back")
+    try:
+        pilot.launch()
+        until(lambda: home.is_locked_by("pilot", pilot.pid), 60)
+        assert pilot.stop() == 0
+    finally:
+        pilot.end()
+
+
 @pytest.mark.slow
 def test_when_its_time_is_up_it_leaves_by_itself(start_daemon, home: Home) -> None:
     client = start_daemon().client()

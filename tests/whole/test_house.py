@@ -23,11 +23,13 @@ PARTS = ("client", "engine", "policies", "runners")
 
 #: What a part of the package may import of ours: the longest matching name decides. "" is the root module (the version).
 MAY_IMPORT = {
-    "": ("runners.worker.script", "client.magic"),
+    "": ("runners.worker.script",),
     "__main__": ("engine.cli.main",),
     "loaders": ("runners.loaders",),
     # What people import: over HTTP like everybody, and of nothing that takes long to import.
     "client": ("", "client", "engine.client", "engine.errors", "engine.home"),
+    # Commit and changes of the checkout, where what reads them is installed.
+    "client.submitting": ("", "client", "engine.client", "engine.errors", "engine.home", "engine.spec.provenance"),
     "policies": ("policies",),
     "runners": (
         "", "runners", "engine.client", "engine.errors", "engine.home", "engine.hosts.bundles", "engine.identity", "engine.logfile",
@@ -61,7 +63,7 @@ MAY_IMPORT = {
     "engine.report": ("engine.report", "engine.store.sqlfiles", "engine.format", "engine.sim", "engine.traces", "policies.contract"),
     # The command line speaks HTTP like everybody else: it never opens the store.
     "engine.cli": (
-        "", "client.following", "engine.cli", "engine.client", "engine.logfile", "engine.disk_room",
+        "", "client", "engine.cli", "engine.client", "engine.logfile", "engine.disk_room",
         "engine.errors", "engine.format", "engine.home", "engine.jobs.states",
         "engine.store.sqlfiles", "engine.spec", "engine.streams",
         "engine.report", "engine.adhoc.quack", "engine.sim", "engine.traces", "policies",
@@ -103,8 +105,10 @@ LIBRARIES = {
     "transformers": ("runners.backbones", "runners.finetune", "runners.prompts"),
     "peft": ("runners.backbones", "runners.finetune", "runners.prompts"),
     "huggingface_hub": ("runners.backbones",),
+    "mlflow": ("client.export_mlflow",),
     "pynvml": ("runners.host.gpus", "engine.cli.checks"),
     "ortools": ("policies",),
+    "ray": ("engine.hosts.ray_runners",),
     "sklearn": ("policies.autosched",),
     "causallearn": ("policies.autosched",),
 }
