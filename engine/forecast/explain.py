@@ -136,7 +136,7 @@ def _leaving(store: Store, row: dict[str, Any]) -> str:
     if found and row["lease_id"] is None and store.rows("policy/saves_nothing", [row["id"]]):
         ((takes,),) = store.rows("api/duration_of", row["id"])
         places = places_of(store.rows("policy/nodes"))
-        words = "" if takes is None else too_short([node for node, _ in found], takes, places, time.time())
+        words = "" if takes is None else too_short([node for node, _ in found], takes, places, time.time())[1]
         if words:
             return f"; {words}"
     return "".join(f"; {node} leaves {fmt.relative(at, time.time())}" for node, at in found)

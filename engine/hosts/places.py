@@ -153,13 +153,13 @@ def reason(job: int, saved: Saved | None, step: int | None, excluded: str | None
     return "excluded", f"could not be started on {lacks(excluded)}"
 
 
-def too_short(names: Iterable[str], takes: float, places: Places, now: float) -> str:
-    """Why a job that loses everything when it is stopped is not begun on nodes that leave before it could end; empty: there are none."""
+def too_short(names: Iterable[str], takes: float, places: Places, now: float) -> tuple[str, str]:
+    """Code and words of why a job that loses everything when it is stopped is not begun on some nodes; empty: it may be on all."""
     soon = {node: at for node in names if (at := places.leaves.get(node, np.inf)) < now + takes and places.state_of[node] == "up"}
     if not soon:
-        return ""
+        return "", ""
     leaving = ", ".join(f"{node}, which leaves {fmt.relative(at, now)}" for node, at in sorted(soon.items()))
-    return f"takes {fmt.duration(takes)}, saves nothing, and so is not begun on {leaving}"
+    return "leaving", f"takes {fmt.duration(takes)}, saves nothing, and so is not begun on {leaving}"
 
 
 def lacks(excluded: str | None) -> str:

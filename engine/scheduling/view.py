@@ -97,7 +97,7 @@ def _within_places(found: Snapshot, seen: _Read) -> Snapshot:
     waits = [
         (int(ids[row]), *reason(int(ids[row]), saved, seen.steps.get(int(ids[row])), excluded[row], places))
         if row not in seen.unsaving
-        else (int(ids[row]), "leaving", too_short(view.nodes.id, seen.unsaving[row] - view.now, places, view.now))
+        else (int(ids[row]), *too_short(view.nodes.id, seen.unsaving[row] - view.now, places, view.now))
         for row, saved in where.nowhere.items()
     ]
     view = replace(view, jobs=replace(view.jobs, need=where.need), needs=tuple(where.needs))

@@ -28,6 +28,7 @@ from stoker.runners.host.gpus import CpuSlots
 from stoker.runners.host.rundir import RunDir
 from stoker.runners.host.runs import Phase, Run
 from stoker.runners.old_files import clean
+from stoker.runners.runner_lock import held_lock
 from waiting import patient, until
 
 
@@ -609,8 +610,8 @@ def test_a_full_disk_does_not_keep_the_lock(tmp_path: Path, monkeypatch: pytest.
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "ftruncate", full)
-    with an_agent(tmp_path)._lock(), pytest.raises(Conflict, match="is running already"):
-        an_agent(tmp_path)._lock()
+    with held_lock(Home(tmp_path), "n1"), pytest.raises(Conflict, match="is running already"):
+        held_lock(Home(tmp_path), "n1")
     assert "No space left on device; the lock itself holds" in caplog.text
 
 
