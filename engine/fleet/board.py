@@ -8,14 +8,14 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from ...policies.contract import precedence
-from ..protocol import Assignment, Assignments
+from ..protocol import AdapterOffer, Assignment, Assignments
 from ..store.store import Store
 
 RENDEZVOUS_BASE = 29500  #: ports that the first node of a gang tries first
@@ -85,7 +85,8 @@ class Board:
         self._terms = {lease: terms for lease, terms in self._terms.items() if lease in leases}
         self._sources = {lease: source for lease, source in self._sources.items() if lease in leases}
         fresh = sorted(leases.keys() - self._terms.keys())
-        for lease, text, snapshot, memory, source, place, run_dir, trained_as, owner in (
+        begins: dict[int, dict[str, Any]] = {}
+        for lease, text, snapshot, memory, source, place, run_dir, trained_as, owner, offered in (
             self._store.rows("policy/lease_specs", fresh) if fresh else ()
         ):
             spec = json.loads(text)
@@ -96,12 +97,27 @@ class Board:
                 "spec": spec, "snapshot": snapshot, "gpu_memory": memory, "grace": spec.get("grace", GRACE),
                 "input": shared and f"{owner}/{shared}",
             }  # fmt: skip
-            self._sources[lease] = _Source(source, place, run_dir and str(Path(run_dir).parent / "checkpoints"))
+            self._sources[lease] = _Source(source, place, _checkpoints(run_dir))
+            begins |= {lease: json.loads(offered)} if offered else {}
+        self._offer(begins)
         wanted: dict[str, list[Assignment]] = defaultdict(list)
         for lease, held in leases.items():
             for node, part in _parts(held, self._terms[lease], self._sources[lease]):
                 wanted[node].append(part)
         return wanted
+
+    def _offer(self, begins: Mapping[int, Mapping[str, Any]]) -> None:
+        """Adapters with which leases may begin, where they lie."""
+        jobs = sorted({offer["job"] for one in begins.values() for offer in one["offers"]})
+        places = (
+            {job: _Source(job, place, _checkpoints(run_dir)) for job, place, run_dir in self._store.rows("policy/adapter_places", jobs)}
+            if jobs
+            else {}
+        )
+        for lease, one in begins.items():
+            offers = [(places[offer["job"]], offer) for offer in one["offers"] if offer["job"] in places]
+            self._sources[lease] = replace(self._sources[lease], offers=offers)
+            self._terms[lease]["curve"] = [tuple(point) for point in one["curve"]]
 
     def _wake(self, nodes: list[str]) -> None:
         for node in nodes:
@@ -147,6 +163,7 @@ class _Source:
     job: int | None
     place: str | None  #: of its checkpoint, None: not told
     directory: str | None  #: of its checkpoints on the host where it ran last
+    offers: Sequence[tuple[_Source, Mapping[str, Any]]] = ()  #: adapters with which it may begin in place of that
 
 
 def _parts(held: Sequence[dict[str, Any]], terms: dict[str, Any], source: _Source) -> Iterator[tuple[str, Assignment]]:
@@ -173,6 +190,7 @@ def _parts(held: Sequence[dict[str, Any]], terms: dict[str, Any], source: _Sourc
                 hosts=hosts,
                 checkpoints=_shared(own[0], lease["job"], lease["place"]),
                 begin_from=_begin_from(own[0], source),
+                offers=[AdapterOffer(directory=where, **offer) for of, offer in source.offers if (where := _begin_from(own[0], of))],
                 resume=max(lease["attempt"] - 1, 0),
                 profile=lease["profile"],
                 share=lease["share"],
@@ -194,6 +212,10 @@ def _begin_from(node: dict[str, Any], source: _Source) -> str | None:
     if source.job is None or source.place is None or source.place not in (node["shared_place"], *node["home_places"]):
         return source.directory
     return _shared(node, source.job, source.place) or f"{node['home']}/jobs/{source.job}/checkpoints"
+
+
+def _checkpoints(run_dir: str | None) -> str | None:
+    return run_dir and str(Path(run_dir).parent / "checkpoints")
 
 
 def _rendezvous(first: dict[str, Any]) -> str:

@@ -254,6 +254,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     warm: Literal["auto", "off"] = "auto"  #: whether it may start by a fork from a process that has loaded what it imports
     weights: str | None = None  #: what it begins with: ``job:`` and the name or number of a job, or the absolute path of a file
     serve: Serve | None = None  #: of kind infer; None: as `Serve` has it
+    #: of a fine-tuning: ``auto``: with what an ended job of the same backbone left, where that helps; ``job:`` and a name or number: with
+    #: what that job leaves, once it has ended; ``never`` (None): from the backbone
+    begin: str | None = None
 
     @property
     def weights_job(self) -> str | None:
@@ -265,10 +268,15 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return None if self.weights_job is not None else self.weights
 
     @property
+    def begin_job(self) -> str | None:
+        """Name or number of the job with whose adapter it begins."""
+        return self.begin[len(FROM_JOB) :] if self.begin is not None and self.begin.startswith(FROM_JOB) else None
+
+    @property
     def waits_for(self) -> list[str]:
         """Jobs, as it names them, without which it cannot start. The weights of its own name are those of an earlier job."""
-        job = self.weights_job
-        return [dependency.job for dependency in self.after] + ([job] if job not in (None, base_name(self.name)) and job else [])
+        sources = [job for job in (self.weights_job, self.begin_job) if job and job != base_name(self.name)]
+        return [dependency.job for dependency in self.after] + sources
 
     @property
     def model(self) -> str:

@@ -101,6 +101,11 @@ class Recipe:
         return (str(param.default), *(name for name in param.choices if name not in (param.default, NO_BACKBONE)))
 
     @property
+    def leaves(self) -> bool:
+        """Whether its jobs leave an adapter with which others may begin."""
+        return "petl" in self.params
+
+    @property
     def takes_directories(self) -> bool:
         param = self.params.get("backbone")
         return param is not None and param.directories

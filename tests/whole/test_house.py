@@ -34,13 +34,14 @@ MAY_IMPORT = {
     "engine": ("", "engine", "policies"),
     "engine.store": ("engine.store", "engine.disk_room", "engine.errors", "engine.home", "engine.identity"),
     "engine.adhoc": ("engine.adhoc", "engine.store", "engine.errors", "engine.home"),
+    "engine.adapters": ("engine.adapters", "engine.store", "engine.spec", "engine.protocol"),
     "engine.jobs": (
-        "engine.jobs", "engine.store", "engine.spec", "engine.estimation.speeds", "engine.errors", "engine.home", "engine.json_rows",
-        "engine.identity", "engine.protocol", "engine.tasks",
+        "engine.jobs", "engine.adapters", "engine.store", "engine.spec", "engine.estimation.speeds", "engine.errors", "engine.home",
+        "engine.json_rows", "engine.identity", "engine.protocol", "engine.tasks",
     ),
     "engine.fleet": (
-        "engine.fleet", "engine.jobs", "engine.store", "engine.spec", "engine.estimation.speeds", "engine.errors", "engine.format",
-        "engine.home", "engine.identity", "engine.logfile", "engine.protocol", "policies.contract",
+        "engine.fleet", "engine.adapters", "engine.jobs", "engine.store", "engine.spec", "engine.estimation.speeds", "engine.errors",
+        "engine.format", "engine.home", "engine.identity", "engine.logfile", "engine.protocol", "policies.contract",
     ),
     "engine.scheduling": (
         "engine.scheduling", "engine.hosts", "engine.jobs", "engine.store", "engine.spec", "engine.errors", "engine.home",
