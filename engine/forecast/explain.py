@@ -129,7 +129,7 @@ def _begins(store: Store, row: dict[str, Any]) -> str:
     (one,) = found
     if one["source"] is None:
         return f"; begins from its backbone: {one['why']}"
-    words = {"planned": "begins", "begun": "begins", "kept": "began", "undone": "had begun"}[one["state"]]
+    words = {"planned": "begins", "undone": "had begun"}.get(one["state"], "began")
     return f"; {words} with the adapter of job {one['source']} ({one['source_data']}): {one['why']}"
 
 

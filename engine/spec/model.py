@@ -179,6 +179,8 @@ class Memory(Block, frozen=True, kw_only=True, forbid_unknown_fields=True):
             yield "cap", f"is more than share.memory, {spec.share.memory} bytes; lower it, or raise share.memory"
         if self.cap is not None and (spec.gpus_min, spec.gpus_max) != (1, 1):
             yield "cap", "a model is swapped on one GPU; write gpus: 1"
+        if self.cap is not None and spec.params.get("features") == "kept":
+            yield "cap", "a model whose features are kept is not swapped; remove params.features, or the cap"
         if spec.reuse is not None and (self.cap is not None or self.batches > 1):
             yield "", "is not carried out together with reuse; remove one of them"
 

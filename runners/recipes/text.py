@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from ...engine.errors import UsageError
 from .. import packages
 from ..backbones import held, hub_model
 from ..backbones.hub_body import HubTexts
+from ..finetune.kept_features import KeptFeatures
 from ..finetune.left_adapter import LeftAdapter, digest_of, kind_of_labels
 from ..finetune.petl import FULL, Adapted, Petl, adapt_body, take_head
 from ..prompts.labelled_files import Columns, read_labelled
@@ -24,6 +27,7 @@ Sample = tuple[list[int], int]  #: token ids, label
 
 _CHUNK = 256  #: texts tokenised between looks at the request to stop
 _EVAL_BATCH = 32
+KEPT = "kept"  #: of the param features
 _WARM_UP = 0.1  #: of the steps
 
 
@@ -56,6 +60,7 @@ def build(
     held_out: str,
     dataset: str,
     layers: str,
+    features: str,
     lr: float,
     batch_size: int,
     max_tokens: int,
@@ -72,6 +77,8 @@ def build(
     train = _tokenised(tokenizer, found.train[: limit or None])
     kept = _tokenised(tokenizer, found.held_out[:eval_limit])
 
+    if features == KEPT:
+        encoder.kept = _kept(encoder, layers, asked)
     model = Classifier(encoder, hidden, len(found.classes))
     if adapted is not None:
         take_head(model.head, found.classes, adapter)
@@ -133,6 +140,17 @@ def _beginning(
     if adapted is not None and adapted.prompt + max_tokens > found.context:
         raise UsageError(f"params.r: {adapted.prompt} tokens and params.max_tokens are more than {backbone} reads at once, {found.context}")
     return texts, texts.hidden, found.tokenizer, adapted, found.directory.revision
+
+
+def _kept(encoder: Encoder | HubTexts, layers: str, asked: Petl) -> KeptFeatures:
+    """Where the features of the frozen part are kept, if there is such a part."""
+    if asked.wanted:
+        raise UsageError("params.features: an adapter is trained in all layers, so nothing below it is frozen; leave features out")
+    if layers == "all":
+        raise UsageError("params.features: with layers: all nothing is frozen; leave features out, or train fewer layers")
+    if isinstance(encoder, HubTexts) and layers != "head":
+        raise UsageError("params.features: of a backbone that is a directory they are kept with layers: head only; leave features out")
+    return KeptFeatures(Path(given) if (given := os.environ.get("STOKER_RUN_DIR")) else None)
 
 
 def collate(samples: list[Sample]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

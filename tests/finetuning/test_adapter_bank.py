@@ -12,8 +12,9 @@ from stoker.engine.adapters.stored_adapters import data_of, gain_of
 from stoker.engine.errors import NotFound, UsageError
 from stoker.engine.jobs.control import Control, control
 from stoker.engine.jobs.submission import SubmitRequest, submit
-from stoker.engine.protocol import Begun, LeftAdapter, Record, Records
+from stoker.engine.protocol import Begun, LeftAdapter, Record, Records, Speed
 from stoker.engine.spec.model import JobSpec, Provenance, Stop, Submission
+from stoker.policies import registry
 from stoker.policies.contract import Allocation
 
 STOP = Stop(iterations=100, metric="accuracy", target=0.8)
@@ -181,6 +182,43 @@ def test_what_could_not_be_read_is_offered_no_more_and_a_job_that_has_begun_keep
     assert offered(host).offers == []
     assert host.rows("SELECT gone FROM adapters") == [("damaged",)]
     assert host.rows("SELECT state FROM beginnings") == [("cold",)]
+
+
+def decides(host, **config):
+    """One decision of Ymir."""
+    host.scheduling._pools["default"].policy = host.policies.setdefault(str(config), registry.create("ymir", config))
+    host.scheduling.tick("default")
+    return host.rows("SELECT outcome FROM decisions ORDER BY id DESC LIMIT 1")[0][0]
+
+
+def test_ymir_plans_by_what_was_measured_and_only_for_jobs_that_may_begin_so(store):
+    """Movies has half the steps from amazon. It begins with that of job 1, or waits for job 5, which is of amazon too."""
+    host = Host(store, slots=1)
+    host.policies = {}
+    send(host, job("amazon", data="amazon"), job("movies", data="movies"), job("again", "auto", data="movies", seed=1))
+    for number, steps in ((1, 20), (2, 20), (3, 10)):
+        starts(host, number)
+        tells(host, number, speed=Speed(compute=0.1, steps=10))
+        if number == 3:
+            tells(host, 3, begun=Begun(state="kept", source=1, labels="negative, positive", step=5, cost=0, why="kept"))
+        tells(host, number, adapter=left(steps=steps, begun=number == 3))
+        host.ends(number)
+    send(host, job("never", data="movies", seed=2))
+    assert decides(host) == "applied"
+    assert host.rows("SELECT options FROM leases WHERE job_id = 4") == [(None,)]
+    host.ends(4)
+    send(host, job("first", "auto", data="amazon", seed=3), job("second", "auto", data="movies", seed=4))
+    assert decides(host, ended=False) == "applied"
+    assert host.rows("SELECT job_id FROM leases WHERE state <> 'ended'") == [(5,)]
+    ((code, reason),) = host.rows("SELECT code, reason FROM waiting WHERE job_id = 6")
+    assert code == "merged" and "weights of job 5 when that has ended" in reason
+    host.runs(5)
+    tells(host, 5, step=10, checkpoint=10)
+    tells(host, 5, adapter=left())
+    host.ends(5)
+    assert decides(host, ended=False) == "applied"
+    assert [offer.job for offer in offered(host).offers] == [5, 1]
+    assert host.rows("SELECT source, expected FROM beginnings WHERE job_id = 6") == [(5, 2.0)]
 
 
 def test_measured_pairs_come_before_kinds_and_kinds_before_what_was_never_tried():

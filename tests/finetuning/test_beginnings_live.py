@@ -47,7 +47,7 @@ def test_a_job_waits_for_another_and_begins_with_what_it_left_whoever_is_killed(
             "stop": {"iterations": steps, "metric": "accuracy", "target": 2.0},
         }  # fmt: skip
 
-    first, second = jobs.submit_all(job("a", None, 200), job("b", "job:a", 400))
+    first, second = jobs.submit_all(job("a", None, 60), job("b", "job:a", 120))
     until(lambda: jobs.show(first)["state"] == "running" and jobs.waits(second) == "dependency")
     assert "waits for job 1 to end, with whose adapter it is to begin" in command(home, "explain", "b").out
     daemon.kill()
@@ -57,8 +57,8 @@ def test_a_job_waits_for_another_and_begins_with_what_it_left_whoever_is_killed(
     shutil.rmtree(home.path / "jobs" / "1")
     until(lambda: (pid := rank_of(jobs)) and os.kill(pid, signal.SIGKILL) is None)
     assert jobs.ended(second)["state"] == "completed" and jobs.show(second)["failures"] == 1
-    assert jobs.sql("SELECT from_job, outcome, same_data, steps FROM transfers") == [(1, "begun", False, 400)]
-    third = jobs.submit_all(job("c", "auto", 60))[0]
+    assert jobs.sql("SELECT from_job, outcome, same_data, steps FROM transfers") == [(1, "begun", False, 120)]
+    third = jobs.submit_all(job("c", "auto", 20))[0]
     assert jobs.ended(third)["state"] == "completed"
     ((source, outcome, cost, why),) = jobs.sql("SELECT from_job, outcome, cost_steps, why FROM transfers WHERE job_id = 3")
     assert source == 2 and outcome in ("kept", "undone") and cost == 5 and "at step 5" in why

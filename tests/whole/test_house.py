@@ -44,8 +44,8 @@ MAY_IMPORT = {
         "engine.format", "engine.home", "engine.identity", "engine.logfile", "engine.protocol", "policies.contract",
     ),
     "engine.scheduling": (
-        "engine.scheduling", "engine.hosts", "engine.jobs", "engine.store", "engine.spec", "engine.errors", "engine.home",
-        "engine.json_rows", "policies",
+        "engine.scheduling", "engine.adapters", "engine.hosts", "engine.jobs", "engine.store", "engine.spec", "engine.errors",
+        "engine.home", "engine.json_rows", "policies",
     ),
     "engine.scheduling.ticks": ("engine.scheduling", "engine", "policies"),
     "engine.spec": ("engine.spec", "engine.errors"),
