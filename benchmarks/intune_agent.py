@@ -18,11 +18,11 @@ from collections.abc import Callable
 from typing import Any
 
 from common import arguments, machine, show
+from named_pipelines import PRESETS, random_pipeline
 from pipeline_oracle import oracle
+from simulated_pipeline import Consumer, Machine, SimulatedPipeline, Stage
 from stoker.runners.loaders.tuning import known_controllers as registry
 from stoker.runners.loaders.tuning.controller import Controller, reward
-from stoker.runners.loaders.tuning.simulation.named_pipelines import PRESETS, random_pipeline
-from stoker.runners.loaders.tuning.simulation.simulated import Consumer, Machine, SimulatedPipeline, Stage
 
 UNSEEN = 500_000_000  #: pre-training draws its pipelines from seed 0 up
 PIPELINES: dict[str, Callable[..., SimulatedPipeline]] = PRESETS | {

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
 
+import named_pipelines as presets
 from pipeline_oracle import Best, oracle
+from simulated_pipeline import Consumer, SimulatedPipeline, Stage
 from stoker.runners.loaders.tuning import known_controllers as registry
 from stoker.runners.loaders.tuning.controller import Unit, Values
 from stoker.runners.loaders.tuning.costs import MIB
 from stoker.runners.loaders.tuning.guard import Guard
-from stoker.runners.loaders.tuning.simulation import named_pipelines as presets
-from stoker.runners.loaders.tuning.simulation.simulated import Consumer, SimulatedPipeline, Stage
 
 RESIZES = (32, 64, 128, 64, 32)  #: cores, 003 ch. 5, Hardware Setup
 CONVERGED = 0.95  #: of the oracle's throughput

@@ -1,6 +1,6 @@
 """What a lookup in two layers keeps of the flat scan's score, and how many scores it needs for it (002 ch. 4.4.3.2, fig. 4.9).
 
-    python benchmarks/lookups.py [--llm smollm2-135m] [--task sms-spam] [--bank 505] [--clusters 22 50] [--from FILE.jsonl]
+    python benchmarks/lookups.py [--llm smollm2-135m] [--task sms-spam] [--bank 505] [--clusters 22 50] --from FILE.jsonl
                                  [--keep FILE.jsonl]
 
 All prompts of a bank are scored by equation 4.1 on 16 training samples of the task, whose own prompts are left out; then the bank is
@@ -71,7 +71,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--task", default="sms-spam")
     parser.add_argument("--bank", type=int, default=505, help="prompts")
     parser.add_argument("--clusters", type=int, nargs="+", default=[22, 50], metavar="K")
-    parser.add_argument("--from", dest="prompts_from", type=Path, metavar="FILE.jsonl")
+    parser.add_argument("--from", dest="prompts_from", type=Path, required=True, metavar="FILE.jsonl")
     parser.add_argument("--keep", type=Path, metavar="FILE.jsonl")
     options = parser.parse_args(given)
     torch.set_num_threads(1)

@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from simulated_pipeline import MIB, SimulatedPipeline, Stage
 from stoker.runners.loaders.tuning.controller import Unit, Values
-from stoker.runners.loaders.tuning.simulation.simulated import MIB, SimulatedPipeline, Stage
 
 STEPS = (-16, -5, -2, -1, 1, 2, 5, 16)
 STARTS = 4  #: candidates that are improved

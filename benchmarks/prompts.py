@@ -1,12 +1,12 @@
 """Whether initial prompts matter on our LLM (002 fig. 4.2c), and what the prompt bank is worth beside other starts (fig. 4.9, 4.6.3).
 
     python benchmarks/prompts.py [--llm smollm2-135m] [--tasks bbc sms-spam trec] [--prompts 8] [--bank 120] [--steps 24] [--orders 1]
-                                 [--from FILE.jsonl] [--keep FILE.jsonl]
+                                 --from FILE.jsonl [--keep FILE.jsonl]
 
-Per task: candidates are packaged prompts (--bank of them, of each task in turn; or those of --from), without those that were written for
-the task itself. All are scored by equation 4.1, on 16 training samples; the two layers are found by K-medoids of their features. Then
-tunings begin with: the lookup's choice, --prompts random candidates, the best-scored of as many random ones as the lookup scores, the
-choice of a lookup in shuffled clusters, the flat scan's choice, and words of the vocabulary.
+Per task: candidates are prompts of --from, which examples/packaged_prompts.py writes (--bank of them, of each task in turn), without those
+that were written for the task itself. All are scored by equation 4.1, on 16 training samples; two layers are found by K-medoids of their
+features. Then tunings begin with: the lookup's choice, --prompts random candidates, the best-scored of as many random ones as the lookup
+scores, the choice of a lookup in shuffled clusters, the flat scan's choice, and words of the vocabulary.
 
 ITA is the number of steps until the held-out loss is at or below a target at two looks running. Targets are fixed beforehand, on
 two other random candidates: 75 and 90 % of the way from the loss that they begin with to the least that they reach, in the mean. "ideal" is
@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from common import arguments, machine, progress, show
 from stoker.engine.prompts.clusters import Clusters, cosine_distances, count_for, k_medoids
-from stoker.engine.prompts.packaged_prompts import PromptText, from_file, packaged, spread
+from stoker.engine.prompts.prompt_lines import PromptText, from_file, spread
 from stoker.runners.backbones.pretrained import Llm, load_llm
 from stoker.runners.prompts import soft_prompt
 from stoker.runners.prompts.activations import features
@@ -105,9 +105,7 @@ def ita(curve: Sequence[Sequence[float]], target: float) -> int | None:
 
 
 def candidates(options: Any, tasks: Sequence[str]) -> list[PromptText]:
-    found = from_file(options.prompts_from) if options.prompts_from else [each for _, some in packaged() for each in some or ()]
-    if not found:
-        raise SystemExit("no package with prompts is installed: pip install --no-deps --ignore-requires-python promptsource==0.2.3")
+    found = from_file(options.prompts_from)
     own = {word for task in tasks for word in OWN.get(task, (task,))}
     return spread([each for each in found if not any(word in (each.task or "").lower() for word in own)], options.bank)
 
@@ -242,7 +240,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--bank", type=int, default=120, help="candidates")
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--orders", type=int, default=1, help="of batches")
-    parser.add_argument("--from", dest="prompts_from", type=Path, metavar="FILE.jsonl")
+    parser.add_argument("--from", dest="prompts_from", type=Path, required=True, metavar="FILE.jsonl")
     parser.add_argument("--keep", type=Path, metavar="FILE.jsonl")
     options = parser.parse_args(given)
     torch.set_num_threads(1)

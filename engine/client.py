@@ -67,7 +67,7 @@ class Client:
         Raises Unreachable when nobody answers, and the daemon's own error when it refuses.
         """
         if query:
-            path += "?" + urllib.parse.urlencode({key: value for key, value in query.items() if value is not None})
+            path += "?" + urllib.parse.urlencode({key: value for key, value in query.items() if value is not None}, doseq=True)
         headers = {"Content-Type": "application/json"} if body is not None else {}
         if self.token:
             headers["Authorization"] = f"Bearer {self.token}"
@@ -88,7 +88,9 @@ class Client:
                 if reused and (method == "GET" or isinstance(error, (http.client.CannotSendRequest, BrokenPipeError))):
                     reused, connection = False, self._connect()
                     continue
-                raise Unreachable(self._nobody(error)) from None
+                nobody = Unreachable(self._nobody(error))
+                nobody.sent = not isinstance(error, ConnectionRefusedError | FileNotFoundError | socket.gaierror)
+                raise nobody from None
         if response.status >= 400:
             raise self._error(response.status, self._read(response))
         return response

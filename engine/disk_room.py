@@ -66,6 +66,13 @@ def largest(home: Path, most: int = 3, seconds: float = MOST_SECONDS) -> list[Ta
     return [Taker(os.path.relpath(path, home), size) for path, size in takes.most_common(most) if size]
 
 
+def takes(folder: Path, seconds: float = MOST_SECONDS) -> int:
+    """Bytes on the disk of all that is below a directory, as far as it was looked at in time; 0 where there is none."""
+    seen: set[tuple[int, int]] = set()
+    end = time.monotonic() + seconds
+    return sum(_size(entry, seen, end) for entry in _entries(folder))
+
+
 def _size(entry: os.DirEntry[str], seen: set[tuple[int, int]], end: float) -> int:
     """Bytes that it takes with all below it."""
     total, left = 0, [entry]

@@ -97,6 +97,8 @@ class Unreachable(StokerError):
 
     code, exit_code, http_status = "unreachable", 6, 503
 
+    sent = True  #: whether the request may have been acted upon: False where nobody listened
+
 
 class LimitExceeded(StokerError):
     """A time, row, memory or size limit cut the request off."""
@@ -118,6 +120,12 @@ class Stale(StokerError):
     """The fencing number or session is not the current one: stop, what you report is not taken."""
 
     code, exit_code, http_status = "stale", 9, 409
+
+
+class JobFailed(StokerError):
+    """A job that was waited for failed or was cancelled."""
+
+    code, exit_code = "job-failed", 10
 
 
 KINDS: dict[str, type[StokerError]] = {

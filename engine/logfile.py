@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import contextlib
 import os
 import re
 import stat
@@ -13,6 +15,7 @@ from typing import BinaryIO, NamedTuple
 TAIL = 64 * 1024  #: bytes given when neither a place nor a number of lines is asked for
 CHUNK = 1024 * 1024  #: bytes of one answer at most
 _BLOCK = 64 * 1024
+_LARGEST_TIMES = 8 << 20
 _COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\^_]")  # ECMA-48: CSI, OSC, two-byte codes
 _LOST = "\n[stoker: output was lost here: the log was rotated faster than it was read]\n"
 
@@ -33,6 +36,66 @@ class Piece(NamedTuple):
 
 
 _NOWHERE = Place("", 0)
+
+
+class Times(NamedTuple):
+    """When what stands in a file was written: offsets, and the time from each of them on."""
+
+    offsets: list[int]
+    moments: list[float]
+
+    def at(self, offset: int) -> float | None:
+        index = bisect.bisect_right(self.offsets, offset) - 1
+        return self.moments[index] if index >= 0 else None
+
+
+def read_times(path: Path) -> Times:
+    """The times beside a log; none where nobody has kept them."""
+    found = Times([], [])
+    file = _open(path.with_name(f"{path.name}.times"))
+    if file is None:
+        return found
+    with file:
+        for line in file.read(_LARGEST_TIMES).splitlines():
+            with contextlib.suppress(ValueError):
+                offset, moment = line.split()
+                found.offsets.append(int(offset))
+                found.moments.append(float(moment))
+    return found
+
+
+def since(path: Path, moment: float) -> Place | None:
+    """Where the output begins that was written at ``moment`` or later, in the log or its former file; None: its times are not known."""
+    known = False
+    for log in (_former(path), path):
+        times = read_times(log)
+        file = _open(log)
+        if file is None:
+            continue
+        with file:
+            known = known or bool(times.moments)
+            index = bisect.bisect_left(times.moments, moment)
+            if index < len(times.moments):
+                return Place(_name(file), times.offsets[index])
+            end = Place(_name(file), _size(file))
+    return end if known else None
+
+
+def read_timed(path: Path, at: Place | None, lines: int | None = None) -> tuple[Piece, list[float | None]]:
+    """The same as `read_log`, and when each line of the text was written; None where that is not known."""
+    begin = at if at is not None else _tail_place(path, lines)
+    piece = _read_on(path, begin)
+    file = _open(path)
+    name = "" if file is None else _name(file)
+    if file is not None:
+        file.close()
+    times = read_times(path if piece.place.file == name else _former(path))
+    offset = begin.offset if begin.file == piece.place.file else 0
+    moments = []
+    for line in piece.text.split("\n")[: piece.text.count("\n") + (not piece.text.endswith("\n"))]:
+        moments.append(times.at(offset))
+        offset += len(line.encode(errors="replace")) + 1
+    return piece, moments
 
 
 def colourless(text: str) -> str:
@@ -139,6 +202,16 @@ def _read_shown(files: Sequence[BinaryIO]) -> Piece:
 
 def _shown(data: bytes) -> bytes:
     return b"\n".join(line[line.rstrip(b"\r").rfind(b"\r") + 1 :] for line in data.split(b"\n"))
+
+
+def _tail_place(path: Path, lines: int | None) -> Place:
+    """Where the last ``lines``, or else the last 64 KiB begin."""
+    with ExitStack() as stack:
+        files = [stack.enter_context(file) for file in (_open(_former(path)), _open(path)) if file]
+        if not files:
+            return _NOWHERE
+        index, offset = _last_bytes(files, TAIL) if lines is None else _last_lines(files, lines)
+        return Place(_name(files[index]), offset)
 
 
 def _last_bytes(files: Sequence[BinaryIO], count: int) -> tuple[int, int]:

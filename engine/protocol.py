@@ -38,6 +38,7 @@ VERSION = 1  #: of this protocol; a runner with another one is turned away with 
 
 HELLO, POLL, REPORT, LOG = "/v1/runner/hello", "/v1/runner/poll", "/v1/runner/report", "/v1/runner/log"
 LAST_LOG = "/v1/runner/last_log"
+ENV_PILOT = "STOKER_PILOT"  #: in the environment of a runner that a batch job starts: `Hello.pilot`
 
 
 class GpuInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +83,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     leases: list[Count]  #: leases whose run directories the runner still has in hand (running, or ended and unreported)
     place: Name | None = None  #: name of its home as a place of checkpoints; None: its version does not tell
     leaves_in: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None  #: seconds until it hands its node back; None: it does not
+    pilot: Name | None = None  #: ENGINE/CLUSTER/JOB/HOST of the batch job that it is part of and ends with; None: of none
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True):

@@ -39,6 +39,8 @@ from .forecast.admission import Admission
 from .forecast.deadline_watch import DeadlineWatch
 from .home import Home
 from .hooks import Hooks
+from .hosts.ended_pilots import LOOKS as PILOT_LOOKS
+from .hosts.ended_pilots import EndedPilots
 from .identity import boot_clock, boot_id
 from .jobs.counts import Counts
 from .jobs.notes import Note, note
@@ -94,6 +96,7 @@ class Services:
         self.tokens = Tokens(self.store)
         self.tokens.refresh()
         self.fleet = Fleet(self.store, silent_after=config.runners.silent_after)
+        self.pilots = EndedPilots(self.store, self.fleet)
         self.board = Board(self.store)
         self.board.refresh()
         self.unstored = UnstoredStops(self.store, self.board)
@@ -141,6 +144,7 @@ class Services:
         self.tasks.every("lease clock", LEASE_CLOCK, self._look_at_clock)
         self.tasks.every("runner watch", self.fleet.heartbeat / 2, self.fleet.watch)
         self.tasks.every("deadline watch", 5.0, self.deadlines.look)
+        self.tasks.every("pilots", PILOT_LOOKS, self.pilots.look)
         self.tasks.every("estimates", ESTIMATING, self.estimating.look)
         disk = DiskWatch(self.home.path, self.store, self.reserve, partial(self._tell, urgent=True))
         self.tasks.every("disk watch", LOOKS, disk.look, soon=True)

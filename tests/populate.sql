@@ -11,6 +11,7 @@ INSERT INTO gpus
 SELECT 'GPU-' || g, 'node' || g // 4, g % 4, 'default', 'cuda', 'A100', 80000000000, CASE WHEN g = 7 THEN 'dirty' ELSE 'ok' END,
        CASE WHEN g = 7 THEN 'pid 7 holds 2 GiB' END, CASE WHEN g < 2 THEN 'minilm' END, CASE WHEN g < 2 THEN getvariable('origin') END
 FROM range(8) r(g);
+INSERT INTO pilots VALUES ('node1', 'slurm', 'cluster', '17', 'node1', true);
 INSERT INTO pool_backbones VALUES ('default', 'minilm', 'ann', getvariable('origin'));
 INSERT INTO fork_servers
 SELECT 'node' || n, r, b, s, CASE WHEN s <> 'failed' THEN 200 + n END, getvariable('origin'), NULL, CASE WHEN s = 'ready' THEN 400000000 END,

@@ -21,10 +21,11 @@ from ..jobs.moves import WAITING
 from ..jobs.owners import require_own
 from ..jobs.pipeline_history import describe
 from ..jobs.schedule_rows import NewSchedule, add_schedule
-from ..jobs.states import FINAL, State
+from ..jobs.states import FINAL
 from ..jobs.submission import SubmitRequest, check, pools_of, submit
 from ..json_rows import objects
-from ..logfile import Piece, Place, read_log
+from ..logfile import Piece, Place, read_log, read_timed
+from ..logfile import since as place_since
 from ..spec.check import MAX_PRIORITY, require_all, require_provenance, require_time
 from ..spec.expand import with_deadlines
 from ..spec.model import SERVES, JobSpec, Submission
@@ -33,7 +34,9 @@ from ..spec.reading.tree import shown
 from ..store.store import Store
 from .answers import Encoded
 from .call import Call, Endpoint, endpoint
+from .selection import as_json, known_states, labels_of, like
 from .thread_pools import Kind
+from .written_jobs import Submitted, submission_of
 
 if TYPE_CHECKING:
     from ..services import Services
@@ -73,20 +76,31 @@ def resolve(store: Store, word: str, user: str = "") -> Named:
     return Named(int(candidates[0][0]), bool(candidates[0][3]))
 
 
-async def _named(call: Call, kind: Kind = Kind.READ) -> Named:
+async def named_job(call: Call, kind: Kind = Kind.READ) -> Named:
     return await call.run(kind, resolve, call.daemon.store, call.path("ref"), call.who.user)
 
 
 async def _resolve(call: Call) -> int:
-    return (await _named(call)).job
+    return (await named_job(call)).job
 
 
 async def submit_jobs(call: Call) -> dict[str, Any]:
-    submission = await call.message(Submission)
+    asked = await call.message(Submitted)
+    require_provenance(asked.provenance)
+    written = asked.spec is not None
+    parts = await call.run(Kind.UPLOAD, submission_of, asked) if written else submission_of(asked)
+    answers = [await _submit(call, part) for part in parts]
+    if len(answers) == 1:
+        return answers[0]
+    schedules = [answer["schedule"] for answer in answers if answer["schedule"] is not None]
+    jobs = [job for answer in answers for job in answer["jobs"]]
+    return {"jobs": jobs, "schedule": schedules[0], "schedules": schedules, "dry_run": asked.dry_run}
+
+
+async def _submit(call: Call, submission: Submission) -> dict[str, Any]:
     if not submission.jobs:
         raise UsageError("jobs: there is none in this submission")
     await call.run(Kind.CONTROL if len(submission.jobs) <= FEW else Kind.UPLOAD, require_all, submission.jobs)
-    require_provenance(submission.provenance)
     if stranger := next((job for job in submission.jobs if job.user and call.only not in (None, job.user)), None):
         raise Unauthorized(f"{stranger.name}: user: this token acts for {call.only}, not for {stranger.user}: leave it out")
     if cron := submission.jobs[0].cron:
@@ -123,23 +137,24 @@ async def _foretell(call: Call, specs: list[JobSpec], answers: list[dict[str, An
 
 
 async def list_jobs(call: Call) -> Encoded:
-    states = [state for state in (call.query("state") or "").split(",") if state]
-    for state in states:
-        if state not in State.__members__.values():
-            raise UsageError(f"state: there is no {shown(state)}{nearest(state, State)}; states: {', '.join(State)}")
-    everything = call.query("all") in ("1", "true") or bool(states)
+    states = known_states([state for state in (call.query("state") or "").split(",") if state])
+    since, name = call.number("since"), like(call.query("name"))
+    labels = as_json(labels_of(call.request.query_params.getlist("label")))
+    everything = call.query("all") in ("1", "true") or (states is not None and since is None)
     arrays = call.query("arrays") in ("1", "true")
     limit, user, store = int(call.number("limit") or USUAL), call.query("user"), call.daemon.store
 
     def read() -> dict[str, Any]:
-        return {"jobs": objects(store, "api/jobs", everything, time.time() - 3600.0, user, states or None, not arrays, limit)}
+        ended_after = time.time() - 3600.0 if since is None else since
+        return {"jobs": objects(store, "api/jobs", everything, ended_after, user, states, not arrays, limit, name, labels)}
 
     kind = Kind.LISTING if limit <= USUAL else Kind.READ
-    return await call.snapshot(kind, ("jobs", everything, user, tuple(states), arrays, limit), read)
+    question = ("jobs", everything, since, user, None if states is None else tuple(states), arrays, limit, name, labels)
+    return await call.snapshot(kind, question, read)
 
 
 async def show(call: Call) -> dict[str, Any]:
-    named = await _named(call)
+    named = await named_job(call)
     job = named.job
 
     def read() -> dict[str, Any]:
@@ -179,7 +194,7 @@ def _array(store: Store, job: int) -> dict[str, Any]:
 
 
 async def explain(call: Call) -> dict[str, Any]:
-    named, store = await _named(call), call.daemon.store
+    named, store = await named_job(call), call.daemon.store
     scheduling = call.daemon.scheduling
     # A policy is asked for a job that a guard may hold back: that may take as long as a dry run.
     kept = partial(_in_the_way, call.daemon)
@@ -223,23 +238,45 @@ async def logs(call: Call) -> dict[str, Any]:
     given, offset, wait, lines = call.number("lease"), call.number("offset"), call.number("wait") or 0.0, call.number("lines")
     at = None if offset is None else Place(call.query("file") or "", int(offset))
     most = None if lines is None else int(lines)
-    node = call.query("node")
+    node, timed, since = call.query("node"), call.query("times") in ("1", "true"), call.number("since")
     end = time.monotonic() + min(wait, MAX_LOG_WAIT)
+    times: list[float | None] | None = None
     while True:
         source, over = await call.read(_log_source, call.daemon.store, job, None if given is None else int(given), node)
         here = source is None or await call.read(call.daemon.remote_logs.is_here, source)
         if source is None:
             piece = Piece("", Place("", 0))
+        elif not here and (timed or since is not None):
+            lies = f"the log of job {job} lies on host {source.host}, and when its lines were written is known there alone"
+            raise Conflict(f"{lies}; read it without --timestamps and --since")
         elif here:
-            piece = await call.read(_read_here, source, at, most, first=at is None and not wait)
+            if at is None and since is not None:
+                at = await call.read(_since, source, since)
+            if timed:
+                piece, times = await call.read(_read_timed, source, at, most, first=at is None and not wait)
+            else:
+                piece = await call.read(_read_here, source, at, most, first=at is None and not wait)
         else:
             piece = await _read_afar(call, source, at, most)
         done = over and not piece.text  # it was over before the log was read to its end, so nothing can follow
         if piece.text or done or time.monotonic() >= end or call.daemon.stopping:
             where = {"lease": None, "path": None, "host": None, "node": None} if source is None else _whereabouts(source)
-            return {"text": piece.text, "file": piece.place.file, "offset": piece.place.offset, "more": piece.more, "done": done} | where
+            told: dict[str, Any] = {
+                "text": piece.text,
+                "file": piece.place.file,
+                "offset": piece.place.offset,
+                "more": piece.more,
+                "done": done,
+            }
+            return told | ({"times": times or []} if timed else {}) | where
         at = piece.place
         await asyncio.sleep(LOOK if here else LOOK_AFAR)
+
+
+def _since(source: Source, moment: float) -> Place:
+    if (found := place_since(source.path, moment)) is None:
+        raise Conflict(f"when the lines of lease {source.lease} of job {source.job} were written is not known: leave out --since")
+    return found
 
 
 async def _read_afar(call: Call, source: Source, at: Place | None, lines: int | None) -> Piece:
@@ -279,6 +316,13 @@ def _read_here(source: Source, at: Place | None, lines: int | None, *, first: bo
     return piece
 
 
+def _read_timed(source: Source, at: Place | None, lines: int | None, *, first: bool) -> tuple[Piece, list[float | None]]:
+    found = read_timed(source.path, at, lines)
+    if first and not found[0].text and not source.run_dir.is_dir():
+        raise source.missing()
+    return found
+
+
 def _whereabouts(source: Source) -> dict[str, Any]:
     return {"lease": source.lease, "path": str(source.path), "host": source.host, "node": source.node}
 
@@ -303,7 +347,7 @@ def _controller(action: Literal["cancel", "hold", "release", "priority", "move"]
     async def act(call: Call) -> dict[str, Any]:
         kinds: dict[str, type[Action]] = {"priority": Priority, "move": Moved}
         asked: Action = await call.options(kinds.get(action, Action))
-        named = await _named(call, Kind.CONTROL)
+        named = await named_job(call, Kind.CONTROL)
         jobs = [named.job]
         if asked.array or named.array:
             jobs = [row[0] for row in await call.control(call.daemon.store.rows, "api/array_tasks", named.job)] or jobs

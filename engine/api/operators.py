@@ -60,6 +60,7 @@ async def status(call: Call) -> dict[str, Any]:
         "home": str(daemon.home.path),
         "started_at": daemon.started_at,
         "now": daemon.clock(),
+        "role": call.who.role,
         "disk": await _disk(call),
         **{name: value for name, value in told.items() if name != "tuned"},
         "jobs": daemon.counts.by_state(),

@@ -198,6 +198,24 @@ class Group(click.Group):
         super().format_epilog(ctx, formatter)
 
 
+class DefaultGroup(Group):
+    """A group one of whose commands is meant where none is named, and the first word is an option."""
+
+    def __init__(self, *args: Any, default: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.default = default
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, self._whole(ctx, args))
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        return super().resolve_command(ctx, self._whole(ctx, args))
+
+    def _whole(self, ctx: click.Context, args: list[str]) -> list[str]:
+        named = bool(args) and (not args[0].startswith("-") or args[0] in ctx.help_option_names)
+        return args if named else [self.default, *args]
+
+
 @dataclass(frozen=True)
 class Lazy:
     """A command by the place of its code, with what the list of commands says of it, so that listing imports nothing."""

@@ -11,6 +11,7 @@ import click
 from ..errors import NotFound, StokerError, UsageError
 from .command import App, Command, examples, pass_app
 from .jobref import JOB, job_path
+from .listing import labels_option, states_option
 from .output import Answer, Column, json_option, print_table, state_style
 
 _COLUMNS = [
@@ -36,17 +37,32 @@ def _each(app: App, refs: tuple[str, ...], action: str, body: dict[str, Any]) ->
 
 
 @click.command(cls=Command)
-@_JOBS
+@click.argument("jobs", nargs=-1, type=JOB, metavar="[JOB]...")
 @_ARRAY
+@click.option("--user", metavar="NAME", help="All jobs of this user that have not ended; with --state, --name and --label those alone.")
+@click.option("--state", metavar="STATE[,STATE]", help="All jobs in these states; without --user your own.")
+@click.option("--name", metavar="NAME", help="All jobs of this name; * and ? stand for any characters. Without --user your own.")
+@click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="All jobs with this label. Without --user your own.")
 @json_option
 @pass_app
-@examples("stoker cancel 17", "stoker cancel bert-lr 18 19", "stoker cancel 20 --array")
-def cancel(app: App, jobs: tuple[str, ...], array: bool) -> Answer:
-    """Cancel jobs.
+@examples("stoker cancel 17", "stoker cancel bert-lr 18 19", "stoker cancel 20 --array", "stoker cancel --user ann --state pending")
+def cancel(
+    app: App, jobs: tuple[str, ...], array: bool, user: str | None, state: str | None, name: str | None, labels: tuple[str, ...]
+) -> Answer:
+    """Cancel jobs: those named, or all that are as the options say.
 
     A running job is asked to stop, may write a checkpoint within its grace period, and is then ended.
     """
-    return _each(app, jobs, "cancel", {"array": array})
+    chosen = {"user": user, "states": (states_option(state) or "").split(",") if state else [], "name": name,
+              "labels": dict(label.split("=", 1) for label in labels_option(labels))}  # fmt: skip
+    if not any(chosen.values()):
+        if not jobs:
+            raise UsageError("name the jobs to cancel: JOB..., or --user, --state, --name or --label")
+        return _each(app, jobs, "cancel", {"array": array})
+    if jobs or array:
+        raise UsageError("JOB: given beside --user, --state, --name or --label; name the jobs, or say what they are")
+    changed = app.client.post("/v1/cancel", chosen)["jobs"]
+    return Answer(changed, lambda: print_table(changed, _COLUMNS, "no such jobs"), done="cancel: done")
 
 
 @click.command(cls=Command)

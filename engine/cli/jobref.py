@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 import click
 
-from ..errors import UsageError
 from .command import App
 from .output import note
 
@@ -76,6 +74,6 @@ def note_task(ref: str, answer: dict[str, Any]) -> None:
 
 
 def job_path(ref: str, *rest: str) -> str:
-    if not ref.strip():
-        raise UsageError("a job is named by its number or its name, and this one is empty; 'stoker ps' shows them")
-    return "/".join(["/v1/jobs", quote(ref, safe=""), *rest])
+    from ...client.following import job_path as path
+
+    return path(ref, *rest)

@@ -14,9 +14,10 @@ from ..jobs.states import State
 from . import job_columns, runner
 from .command import App, Command, examples, pass_app
 from .output import Answer, Column, json_option, note, print_facts, print_table, section, write
+from .report import since_option
 
 
-def _states(text: str | None) -> str | None:
+def states_option(text: str | None) -> str | None:
     known = [str(state) for state in State]
     for word in (text or "").split(",") if text else []:
         if word not in known:
@@ -24,23 +25,45 @@ def _states(text: str | None) -> str | None:
     return text
 
 
+def labels_option(labels: tuple[str, ...]) -> tuple[str, ...]:
+    for label in labels:
+        if not label.partition("=")[0] or "=" not in label:
+            raise UsageError(f"--label: must be KEY=VALUE, such as team=nlp, not {label!r}")
+    return labels
+
+
 @click.command(cls=Command)
 @click.option("--all", "-a", "everything", is_flag=True, help="Also jobs that ended more than an hour ago.")
 @click.option("--arrays", is_flag=True, help="A row for every task of an array, in place of one for the array.")
 @click.option("--state", metavar="STATE[,STATE]", help="Only jobs in these states.")
 @click.option("--user", metavar="NAME", help="Only jobs of this user.")
+@click.option("--name", metavar="NAME", help="Only jobs, and arrays, of this name; * and ? stand for any characters.")
+@click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="Only jobs with this label; may be repeated.")
+@click.option("--since", metavar="WHEN", help="Also jobs that ended since then: a duration (2d: two days ago) or a time.")
 @click.option("--limit", "-n", type=click.IntRange(min=1), default=1000, show_default=True, help="Rows at most, the newest.")
 @json_option
 @pass_app
-@examples("stoker ps", "stoker ps --all --user ann", "stoker ps --state running,pending", "stoker ps --json | jq '.[].name'")
-def ps(app: App, everything: bool, arrays: bool, state: str | None, user: str | None, limit: int) -> Answer:
+@examples(
+    "stoker ps",
+    "stoker ps --all --user ann",
+    "stoker ps --state running,pending",
+    "stoker ps --name 'bert-*' --label team=nlp --since 2d",
+    "stoker ps --json | jq '.[].name'",
+)
+def ps(
+    app: App, everything: bool, arrays: bool, state: str | None, user: str | None, name: str | None, labels: tuple[str, ...],
+    since: str | None, limit: int,
+) -> Answer:  # fmt: skip
     """List jobs: those that have not ended, and those that ended within the last hour. An array is one row."""
-    query: dict[str, Any] = {"state": _states(state), "user": user, "all": int(everything), "arrays": int(arrays), "limit": limit}
+    query: dict[str, Any] = {
+        "state": states_option(state), "user": user, "all": int(everything), "arrays": int(arrays), "limit": limit, "name": name,
+        "label": list(labels_option(labels)) or None, "since": since_option(since, time.time()),
+    }  # fmt: skip
     rows = app.client.get("/v1/jobs", **query)["jobs"]
     shown = [{**row, "collapsed": not arrays} for row in reversed(rows)]
 
     def show() -> None:
-        empty = "no such jobs" if state or user else "no jobs; submit one with 'stoker submit -- COMMAND'"
+        empty = "no such jobs" if state or user or name or labels or since else "no jobs; submit one with 'stoker submit -- COMMAND'"
         print_table(shown, job_columns.listed(time.time()), empty)
         if len(rows) == limit:
             note(f"only the newest {limit}; --limit shows more")

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...client.following import follow
 from ..errors import StokerError, Unreachable, UsageError
 from ..jobs.states import FINAL
 from .command import App
 from .jobref import job_path
-from .logs import follow
 from .output import note
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def _by_job(app: App, asked: JobSpec, post: Post) -> dict[str, Any]:
     number = post(app, [asked], dry_run=False, with_snapshot=False)["jobs"][0]["id"]
     note(f"job {number} measures the model; --here would do it on this machine's CPU")
     try:
-        found, said = _plan_among(_lines(follow(app.client, str(number))))
+        found, said = _plan_among(_lines(written.text for written in follow(app.client, str(number))))
         row = app.client.get(job_path(str(number)))["job"]
     except KeyboardInterrupt:
         with contextlib.suppress(StokerError):

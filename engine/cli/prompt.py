@@ -22,7 +22,7 @@ from .tuned_prompts import tuned_folder, what_was_tuned
 
 
 @click.group(cls=Group)
-@examples("stoker prompt bank build", "stoker prompt lookup --data sms-spam", "stoker prompt tune prompt.yaml")
+@examples("stoker prompt bank build --from prompts.jsonl", "stoker prompt lookup --data sms-spam", "stoker prompt tune prompt.yaml")
 def prompt() -> None:
     """Prompt tuning: a bank of initial prompts, lookups in it, and tuning jobs."""
 

@@ -20,7 +20,7 @@ from .prompt_work import answers, here_option, put
 from .tuned_prompts import store_tuned
 
 if TYPE_CHECKING:
-    from ..prompts.packaged_prompts import PromptText
+    from ..prompts.prompt_lines import PromptText
 
 LLM = "smollm2-135m"
 AT_ONCE = 16  #: prompts of one request
@@ -29,7 +29,7 @@ llm_option = click.option("--llm", default=LLM, show_default=True, metavar="NAME
 
 
 @click.group(cls=Group)
-@examples("stoker prompt bank build --llm smollm2-135m", "stoker prompt bank stats", "stoker prompt bank search spam")
+@examples("stoker prompt bank build --from prompts.jsonl", "stoker prompt bank stats", "stoker prompt bank search spam")
 def bank() -> None:
     """The prompt bank: texts from which prompt tuning may start, with what the LLM makes of each."""
 
@@ -42,18 +42,20 @@ def bank() -> None:
 @here_option
 @json_option
 @pass_app
-@examples("stoker prompt bank build --llm smollm2-135m", "stoker prompt bank build --from prompts.jsonl --limit 500")
+@examples("stoker prompt bank build --from prompts.jsonl", "stoker prompt bank build --from prompts.jsonl --limit 500")
 def build(app: App, llm: str, file: Path | None, limit: int | None, clusters: int | None, here: bool) -> Answer:
-    """Fill the bank from packages that carry prompts, or from a file, and cluster it.
+    """Add the prompts of a file to the bank, if one is given, and cluster the whole bank.
 
     The LLM reads each prompt once, in a short job. What is stored stays: after an interruption the same command goes on.
     """
-    from ..prompts.packaged_prompts import from_file, spread
+    from ..prompts.prompt_lines import from_file, spread
     from ..prompts.stored_prompts import CAPACITY
 
     llm, called = require_llm(llm)
     known = _known(app, called)  # before anything is read: without a daemon there is no bank
-    prompts = from_file(file) if file is not None else _from_packages()
+    prompts = from_file(file) if file is not None else []
+    if not prompts and not any(bank_texts for _, _, bank_texts in known):
+        raise NotFound(f"the bank of {llm} is empty: give prompts with --from FILE.jsonl; examples/packaged_prompts.py writes such a file")
     chosen = spread(prompts, min(limit or CAPACITY, CAPACITY))
     if len(chosen) < len(prompts):
         note(f"{len(chosen)} of {len(prompts)} prompts are taken, of each task in turn; a bank has {CAPACITY} at most")
@@ -86,7 +88,7 @@ def add(app: App, llm: str, texts: tuple[str, ...], task: str | None, file: Path
 
     In a full bank each replaces the prompt of its cluster that is nearest to the representative.
     """
-    from ..prompts.packaged_prompts import PromptText, from_file
+    from ..prompts.prompt_lines import PromptText, from_file
 
     if jobs:
         if texts or file is not None:
@@ -125,25 +127,6 @@ def _known(app: App, llm: str) -> list[Any]:
     """Texts that the banks of this LLM have, by revision and tokenizer."""
     found = app.client.get(f"/v1/prompts/texts/{quote(llm)}")["banks"]
     return [[row["revision"], row["tokenizer"], row["texts"]] for row in found]
-
-
-def _from_packages() -> list[PromptText]:
-    """Of all that are installed; says how many, and how the others are installed."""
-    from ..prompts.packaged_prompts import packaged
-
-    found: list[PromptText] = []
-    lacking = []
-    for source, prompts in packaged():
-        if prompts is None:
-            lacking.append(source)
-            continue
-        note(f"{source.package}: {len(prompts)} prompts")
-        found += prompts
-    for source in lacking:
-        note(f"{source.package} is not installed; '{source.install}' brings its prompts")
-    if not found:
-        raise NotFound(f"no package with prompts is installed: '{lacking[0].install}' brings one, or give a file with --from")
-    return found
 
 
 def _store(
@@ -283,7 +266,7 @@ def stats(app: App, llm: str | None) -> Answer:
     """Show the banks: how large they are, their clusters, and what a lookup needs beside scoring each prompt."""
     query: dict[str, Any] = {"llm": llm} if llm else {}
     rows = app.client.get("/v1/prompts/banks", **query)["banks"]
-    return Answer(rows, lambda: print_table(rows, _STATS, "no bank yet; 'stoker prompt bank build' makes one"))
+    return Answer(rows, lambda: print_table(rows, _STATS, "no bank yet; 'stoker prompt bank build --from FILE.jsonl' makes one"))
 
 
 def _fewer(row: Row) -> str:

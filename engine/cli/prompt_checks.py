@@ -28,7 +28,7 @@ def require_llm(name: str) -> tuple[str, str]:
 
 def require_bank(home: Home, llm: str) -> None:
     if not any(home.prompts.glob(f"{llm}@*/*/bank.npz")):
-        raise NotFound(f"there is no bank of {llm} yet: 'stoker prompt bank build --llm {llm}' makes one")
+        raise NotFound(f"there is no bank of {llm} yet: 'stoker prompt bank build --llm {llm} --from FILE.jsonl' makes one")
 
 
 def require_samples(data: str, folder: str = "", text: str = "text", label: str = "label", held_out: str = "") -> bool:

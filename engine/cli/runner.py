@@ -16,9 +16,8 @@ from .command import App, Command, Group, examples, pass_app
 from .jobref import NODE
 from .numbers import FiniteRange
 from .output import Answer, Column, json_option, print_table, state_style, write
-from .up import ADDRESS, SLOT_MEMORY, runner_argv
-
-LEAST_STAY = 60.0  #: seconds for which a runner has to be there, to be of any use
+from .runner_slurm import slurm
+from .up import ADDRESS, LEAST_STAY, SLOT_MEMORY, runner_argv
 
 
 def columns(now: float) -> list[Column]:
@@ -110,6 +109,8 @@ def _leaving_at(given: str) -> float:
         raise UsageError(f"--until: {given!r} is less than {LEAST_STAY:.0f} s away: no job could start and be stopped again by then")
     return at
 
+
+runner.add_command(slurm)
 
 _NOW = click.option("--now", is_flag=True, help="Also stop its running jobs, each with its grace period; they are queued again.")
 

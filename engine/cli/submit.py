@@ -8,34 +8,24 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import click
 
 from ... import __version__
 from .. import format as fmt
 from ..errors import Gathered, NotFound, StokerError, UsageError
-from ..jobs.states import FINAL
 from ..spec.click_options import spec_options
 from .command import App, Command, examples, pass_app
 from .forecasting import Forecast, forecasts, lines, require
 from .foreign_words import as_submission, begin_of_command, is_program
-from .jobref import job_path
 from .logs import print_log
 from .output import Answer, Column, json_option, note, print_table, state_style, write
 from .plan_by_worker import with_batches_chosen
 
-POLL = 1.0  #: seconds between looks at jobs that are waited for
 YAML = (".yaml", ".yml")
-
-
-class JobFailed(StokerError):
-    """A job that was waited for failed or was cancelled."""
-
-    code: ClassVar[str] = "job-failed"
-    exit_code: ClassVar[int] = 10
 
 
 class SubmitCommand(Command):
@@ -124,7 +114,7 @@ def submit(
             _add_forecasts(app, answer, timed)
         return Answer(answer, lambda: _show(app, answer, timed), done=_submitted(answer))
     ended, failures = until_ended(app, jobs, answer, following)
-    return Answer(ended, lambda: None if following else print_table(ended, _ENDED, "no jobs"), failures)
+    return Answer(ended, lambda: None if following else print_table(ended, ENDED, "no jobs"), failures)
 
 
 def read_jobs(app: App, files: Sequence[Path], options: dict[str, Any], command: Sequence[str]) -> list[Any]:
@@ -213,11 +203,11 @@ def _one_workdir(jobs: list[Any]) -> Path:
 
 
 def _submitted(answer: dict[str, Any]) -> str:
-    told = [_ids([row["id"] for row in answer["jobs"]])] if answer["jobs"] else []
+    told = [ids_in_words([row["id"] for row in answer["jobs"]])] if answer["jobs"] else []
     return f"submitted {', '.join(told + [f'schedule {schedule}' for schedule in answer['schedules']])}"
 
 
-def _ids(ids: list[int]) -> str:
+def ids_in_words(ids: list[int]) -> str:
     if len(ids) == 1:
         return f"job {ids[0]}"
     if ids == list(range(ids[0], ids[0] + len(ids))):
@@ -280,15 +270,15 @@ def _show(app: App, answer: dict[str, Any], timed: list[int]) -> None:
     known = [row["id"] for row in answer["jobs"] if row["existing"]]
     fresh = [row for row in answer["jobs"] if not row["existing"]]
     if fresh:
-        write(f"{_ids([row['id'] for row in fresh])}{'' if len(fresh) > 1 else ' ' + fresh[0]['name']}\n")
+        write(f"{ids_in_words([row['id'] for row in fresh])}{'' if len(fresh) > 1 else ' ' + fresh[0]['name']}\n")
     if known:
-        write(f"{_ids(known)} {'was' if len(known) == 1 else 'were'} submitted before with the same idempotency key\n")
+        write(f"{ids_in_words(known)} {'was' if len(known) == 1 else 'were'} submitted before with the same idempotency key\n")
     for schedule in answer["schedules"]:
         write(f"schedule {schedule}\n")
     _tell(forecasts(app.client, timed), len(timed) > 1)
 
 
-_ENDED = [
+ENDED = [
     Column("ID", "id", right=True),
     Column("NAME", "name", flexible=True),
     Column("STATE", "state", style=state_style),
@@ -298,39 +288,20 @@ _ENDED = [
 ]
 
 
-def _await(app: App, ids: list[int]) -> Iterator[dict[str, Any]]:
-    """The jobs as they ended, in the order of submission; waits for each."""
-    for job in ids:
-        while True:
-            row = app.client.get(job_path(str(job)))["job"]
-            if row["state"] in FINAL:
-                yield row
-                break
-            time.sleep(POLL)
+def until_ended(app: App, jobs: list[Any], answer: dict[str, Any], shown: bool) -> tuple[list[dict[str, Any]], list[StokerError]]:
+    """Wait for jobs that were submitted, with their output if it is ``shown``; the jobs as they ended, and what failed."""
+    from ...client import following
 
-
-def until_ended(app: App, jobs: list[Any], answer: dict[str, Any], following: bool) -> tuple[list[dict[str, Any]], list[StokerError]]:
-    """Wait for jobs that were submitted; the jobs as they ended, and what failed."""
     ids = [row["id"] for row in answer["jobs"]]
-    note("submitted " + _ids(ids))
+    note("submitted " + ids_in_words(ids))
     timed = _timed(jobs, answer)
     _tell(forecasts(app.client, timed), len(timed) > 1)
     try:
-        if following:
+        if shown:
             print_log(app.client, str(ids[0]))
-        ended = list(_await(app, ids))
+        ended = list(following.until_ended(app.client, ids))
     except KeyboardInterrupt:
-        note(f"{_ids(ids)} will go on; 'stoker cancel' ends {'it' if len(ids) == 1 else 'them'}")
+        note(f"{ids_in_words(ids)} will go on; 'stoker cancel' ends {'it' if len(ids) == 1 else 'them'}")
         raise
-    return ended, _failures(ended)
-
-
-def _failures(ended: list[dict[str, Any]]) -> list[StokerError]:
-    bad = [row for row in ended if row["state"] != "completed"]
-    if not bad:
-        return []
-    first = bad[0]
-    more = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
-    return [
-        JobFailed(f"job {first['id']} {first['name']} {first['state']}: {first['state_reason']}{more}; see 'stoker logs {first['id']}'")
-    ]
+    failed = following.failure(ended)
+    return ended, [failed] if failed else []

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 START_TIMEOUT = 60.0  #: seconds until the daemon answers; DuckDB's log replay after a crash has taken 2.5 s
 STOP_GRACE = 30.0  #: seconds until a child that was asked to leave is killed
 TICK = 0.2
+LEAST_STAY = 60.0  #: seconds for which a runner has to be there, to be of any use
 ACCEPT_LOSS = "--accept-loss"
 HOPELESS = (UsageError.exit_code, Conflict.exit_code)  #: exit codes that the same command will have again
 

@@ -95,6 +95,9 @@ def _register(tx: Transaction, message: Hello, session: int, known: dict[str, An
             "place": message.place, "shared_place": None, "checkpoints": None,
             "leaves_at": None if message.leaves_in is None else tx.now + message.leaves_in}  # fmt: skip
     tx.upsert("nodes", ["id"], [node])
+    tx.delete("pilots", "node_id", [message.node])
+    if (pilot := pilot_of(message)) is not None:
+        tx.insert("pilots", [pilot])
     offered = [{"id": gpu.id, "node_id": message.node, "idx": gpu.index, "pool": message.pool, "kind": gpu.kind, "name": gpu.name,
                 "memory": gpu.memory, "health": gpu.health, "note": _short(gpu.note)} for gpu in message.gpus]  # fmt: skip
     tx.delete("fork_servers", "node_id", [message.node])  # they have ended with the agent that had them
@@ -103,6 +106,14 @@ def _register(tx: Transaction, message: Hello, session: int, known: dict[str, An
     tx.upsert("gpus", ["id"], offered)
     tx.event("node.up", f"runner:{message.node}", node=message.node, before=known["state"] if known else None, after=kept,
              detail={"version": message.version, "gpus": len(offered), "session": session})  # fmt: skip
+
+
+def pilot_of(message: Hello) -> dict[str, Any] | None:
+    """The batch job that a runner says that it is part of; None: of none."""
+    engine, *words = (message.pilot or "").split("/")
+    if engine != "slurm" or len(words) != 3 or not all(words):
+        return None
+    return {"node_id": message.node, "engine": engine, **dict(zip(("cluster", "job", "host"), words, strict=True)), "seen": False}
 
 
 def _try_again(tx: Transaction, node: str) -> None:
@@ -531,6 +542,7 @@ class NodeChange:
     actor: str
     reason: str
     leaving: bool = False  #: it is to leave when its workers have ended
+    session: int | None = None  #: only while this one is in force: what was found out is of that; None: whatever it is
 
 
 def change_node(tx: Transaction, batch: Sequence[NodeChange]) -> Sequence[StokerError | None]:
@@ -539,6 +551,9 @@ def change_node(tx: Transaction, batch: Sequence[NodeChange]) -> Sequence[Stoker
     for change in batch:
         found = tx.objects("node", change.node)
         before = found[0]["state"] if found else "unknown"
+        if change.session is not None and change.session != (found[0]["session"] if found else None):
+            answers.append(Stale(f"runner {change.node} has registered again meanwhile"))
+            continue
         if change.state not in NODE_TRANSITIONS.get(before, ()) and before != change.state:
             answers.append(Conflict(f"runner {change.node} is {before}: it can't become {change.state}; see 'stoker runner list'"))
             continue

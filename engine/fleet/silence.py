@@ -95,11 +95,21 @@ class Fleet:
         if self._states[node] not in ("stopped", "gone") and self.silence(node) < self._silent_after:
             last = f"was heard less than {self._silent_after:.0f} s ago, or the daemon has just started"
             raise Conflict(f"runner {node} {last}: stop it with 'stoker runner stop {node}', or wait until it is silent")
-        for pid, started, boot in self._store.rows("api/node_processes", node):
-            if boot == boot_id() and alive(Process(pid, started)):
-                end = f"'stoker runner stop {node} --now' ends it, if not 'kill {pid}'"
-                raise Conflict(f"runner {node}: its process {pid} is alive on this host, and no job may run twice; {end}")
+        if (pid := self._alive_here(node)) is not None:
+            end = f"'stoker runner stop {node} --now' ends it, if not 'kill {pid}'"
+            raise Conflict(f"runner {node}: its process {pid} is alive on this host, and no job may run twice; {end}")
         self.change(node, "gone", actor, f"declared dead by {actor}")
+
+    def ended(self, node: str, session: int, why: str) -> None:
+        """An engine has proved that no process of a runner lives. Conflict where one is seen here, Stale where it has come back since."""
+        if (pid := self._alive_here(node)) is not None:
+            raise Conflict(f"its process {pid} is alive on this host")
+        self._store.write(change_node, NodeChange(node, "gone", "daemon", why, session=session), urgent=True)
+
+    def _alive_here(self, node: str) -> int | None:
+        """A process of a runner that lives on this host."""
+        rows = self._store.rows("api/node_processes", node)
+        return next((int(pid) for pid, started, boot in rows if boot == boot_id() and alive(Process(pid, started))), None)
 
     def _require(self, node: str) -> None:
         if node not in self._sessions:

@@ -296,6 +296,7 @@ def _accept(
     numbers = {spec.name: known.get(spec.name) or tx.number("jobs") for spec in specs}
     answer = []
     arrays: dict[tuple[str, str], list[int]] = {}
+    first = _first_tasks(specs, numbers)
     for spec in specs:
         job = numbers[spec.name]
         if spec.array_size is not None:
@@ -317,7 +318,8 @@ def _accept(
         state = State.SUBMITTED if unmet or unsaved or spec.hold else State.PENDING
         reason = f"waits for job {begin_from} to save a checkpoint" if unsaved else "ready"
         reason = "held" if spec.hold else f"waits for {unmet} other job{'s' * (unmet > 1)}" if unmet else reason
-        _write(tx, request, spec, job, state, reason, _array(specs, spec, numbers), begin_from, begin_after, context)
+        array = first.get(base_name(spec.name)) if spec.array_size else None
+        _write(tx, request, spec, job, state, reason, array, begin_from, begin_after, context)
         _remember(spec, job, state, _owner(spec, request), tx.now, context)
         answer.append({"id": job, "name": spec.name, "state": str(state), "existing": False})
     for (owner, name), tasks in arrays.items():
@@ -337,12 +339,10 @@ def _remember(spec: JobSpec, job: int, state: State, owner: str, now: float, con
         context.keys[owner, spec.idempotency_key] = _Keyed(job, spec, now)
 
 
-def _array(specs: Sequence[JobSpec], task: JobSpec, numbers: Mapping[str, int]) -> int | None:
-    """Number of the array that a task belongs to: that of its first task, which may have been submitted before."""
-    if task.array_size is None:
-        return None
-    first = next((s for s in specs if s.array_index == 0 and base_name(s.name) == base_name(task.name)), task)
-    return numbers[first.name]
+def _first_tasks(specs: Sequence[JobSpec], numbers: Mapping[str, int]) -> dict[str, int]:
+    """Number of each array by its name: that of its first task here, which may have been submitted before, and need not be task 0."""
+    tasks = sorted((spec for spec in specs if spec.array_index is not None), key=lambda spec: -(spec.array_index or 0))
+    return {base_name(task.name): numbers[task.name] for task in tasks}
 
 
 def _write(

@@ -18,7 +18,7 @@ import torch
 from ...engine.errors import NotFound, nearest
 from ..packages import SMOLLM2, fetch, imported
 from ..recipes.made import made_once
-from . import gguf_reader, hub_directory, hub_model
+from . import hub_directory, hub_model
 from .hub_decoder import HubDecoder
 from .llama import Llama, LlamaShape
 
@@ -144,8 +144,9 @@ def _empty(shape: LlamaShape) -> Llama:
 
 def _unpack(file: Path, to: Path) -> None:
     """From GGUF to what is fast to load: weights under our names, the tokenizer, the shape."""
-    weights = gguf_reader.read(file)
-    about = weights.about
+    gguf = imported("gguf", "llm")
+    weights = gguf.GGUFReader(file)
+    about = {name: field.contents() for name, field in weights.fields.items()}
     shape = LlamaShape(
         vocabulary=about["llama.vocab_size"], hidden=about["llama.embedding_length"], layers=about["llama.block_count"],
         heads=about["llama.attention.head_count"], key_heads=about["llama.attention.head_count_kv"],
@@ -156,7 +157,7 @@ def _unpack(file: Path, to: Path) -> None:
     _pairs_of_bytes(about["tokenizer.ggml.tokens"], about["tokenizer.ggml.merges"], about["tokenizer.ggml.token_type"]).save(
         str(to / "tokenizer.json"), pretty=False
     )
-    named = {_name(name): tensor for name, tensor in weights.tensors.items()}
+    named = {_name(each.name): torch.tensor(gguf.dequantize(each.data, each.tensor_type)) for each in weights.tensors}
     for name, heads in (("q_proj", shape.heads), ("k_proj", shape.key_heads)):
         for layer in range(shape.layers):
             key = f"layers.{layer}.self_attn.{name}.weight"

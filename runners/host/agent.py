@@ -38,7 +38,7 @@ from ...engine import identity
 from ...engine.client import Client
 from ...engine.errors import Conflict, Stale, StokerError, UsageError
 from ...engine.home import Home
-from ...engine.protocol import NODE, NODE_FORM, VERSION, Assignment, Assignments, ForkServer, Hello, JobFiles, Sample, Welcome
+from ...engine.protocol import ENV_PILOT, NODE, NODE_FORM, VERSION, Assignment, Assignments, ForkServer, Hello, JobFiles, Sample, Welcome
 from ...engine.streams import steady_stderr
 from ..backbones.hub_directory import ENV_DOWNLOAD
 from ..kept_files import kept_files
@@ -254,6 +254,7 @@ class Agent:
             leases=sorted(self.runs),
             place=self.place,
             leaves_in=None if self.options.until is None else max(self.options.until - identity.boot_clock(), 0.0),
+            pilot=os.environ.get(ENV_PILOT) or None,
         )
 
     def _load(self) -> None:

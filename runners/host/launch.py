@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from ...engine.protocol import Assignment
+from ...engine.protocol import ENV_PILOT, Assignment
 from ...engine.spec.model import JobSpec
 from ..network.addresses import LOOPBACK, free_port, interface_of, is_loopback
 from . import rundir
@@ -31,10 +31,11 @@ from .supervisor import Launch
 
 KILL_WAIT = 30.0
 #: of the agent's environment, what a job must not get: its rights at the daemon, and being somebody's rank
-_WITHHELD = ("STOKER_TOKEN", rundir.ENV_NODE_RANK, "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR",
-             "MASTER_PORT")  # fmt: skip
+_WITHHELD = ("STOKER_TOKEN", ENV_PILOT, rundir.ENV_NODE_RANK, "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK",
+             "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
 #: and what the job or the launcher that the runner was itself started from left there: parameters, another gang's ranks
-_WITHHELD_FROM = ("STOKER_PARAM_", "STOKER_JOB_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "PALS_", "FLUX_", "MPI_LOCAL")
+_WITHHELD_FROM = ("STOKER_PARAM_", "STOKER_JOB_", "TORCHELASTIC_", "SLURM_", "RAY_", "OMPI_", "PMI_", "PMIX_", "PALS_", "FLUX_",
+                  "MPI_LOCAL")  # fmt: skip
 _INTERFACE_OF = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  #: by which torch's libraries of gangs are told theirs
 _BLANK = " \t"
 _EXPORT, _COMMENT = re.compile(r"^export[ \t]+"), re.compile(r"(?:^|[ \t]+)#")

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from pathlib import Path
 from typing import BinaryIO
 
 LIMIT = 64 << 20  #: bytes of one file; one rotated file is kept beside it
+TIMES_EACH = 1.0  #: seconds between two entries of the file of times, at first
+MOST_TIMES = 10_000  #: entries after which they are written more rarely: the older a lease, the coarser its times
+
+
+def times_of(log: Path) -> Path:
+    """The file of times beside a log; `engine.logfile` reads it by the same name."""
+    return log.with_name(f"{log.name}.times")
 
 
 class RotatingLog:
     """Appends to ``path``; at the limit it becomes ``path.1`` (in place of the former one) and a new file begins.
 
     A full disk must not end a training run: what cannot be written is dropped, and said so once writing works again.
+    Beside it stands ``path`` with the suffix .times: lines of an offset, and the time at which what follows it was written.
     """
 
     def __init__(self, path: Path, limit: int = LIMIT, keep: int = 64 << 10):
@@ -21,6 +31,7 @@ class RotatingLog:
         self._dropped = 0
         self._file: BinaryIO | None = None
         self._size = 0
+        self._began = self._timed = float("-inf")  #: moments (monotonic) of the first and the last entry of times
 
     def write(self, data: bytes) -> None:
         self._last = (self._last + data)[-self._keep :]
@@ -39,14 +50,28 @@ class RotatingLog:
         if self._file is None:
             self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
             self._size = self._file.tell()
+            self._timed = float("-inf")  # a file begins with an entry
         elif self._size >= self.limit:
             self._file.close()
             self._file = None
             self.path.replace(self.path.with_name(self.path.name + ".1"))
+            with contextlib.suppress(OSError):
+                times_of(self.path).replace(times_of(self.path.with_name(self.path.name + ".1")))
             return 0
+        self._note_time()
         written = self._file.write(data[: max(1, self.limit - self._size)])
         self._size += written
         return written
+
+    def _note_time(self) -> None:
+        """Say when what comes now is written. Times that cannot be kept are no reason to lose output."""
+        now = time.monotonic()
+        self._began = now if self._began == float("-inf") else self._began
+        if now - self._timed < max(TIMES_EACH, (now - self._began) / MOST_TIMES):
+            return
+        with contextlib.suppress(OSError), open(times_of(self.path), "a") as file:
+            file.write(f"{self._size} {time.time():.2f}\n")
+            self._timed = now
 
     def tail(self) -> bytes:
         """The last output, also what could not be written."""

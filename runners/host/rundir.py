@@ -6,6 +6,7 @@
         assignment.json                   written by the agent before it starts the supervisor
         supervisor.json                   created exclusively by the supervisor: a lease is started at most once
         output.log, output.log.1          stdout and stderr of all ranks, kept within a size limit
+        output.log.times, …1.times        offsets in them, and when what follows was written
         reports-<rank>.jsonl              protocol.Record lines, appended by each rank
         cpus.json                         {"cpus": n}: cores of the node that the job may use; replaced by the agent whenever they change
         input.json                        InputGroup: where the batches lie that it shares with other jobs

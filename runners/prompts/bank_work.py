@@ -147,7 +147,7 @@ def _load_bank(request: Request, model: Model) -> dict[str, Any]:
             return dict(found)
     except FileNotFoundError:
         others = sorted(path.parents[2].glob(f"{model.name}@*/*/bank.npz"))
-        build = f"'stoker prompt bank build --llm {request.llm}' makes one"
+        build = f"'stoker prompt bank build --llm {request.llm} --from FILE.jsonl' makes one"
         if others:
             there = ", ".join(f"{other.parents[1].name} ({other.parent.name})" for other in others)
             here = f"{model.name}@{model.revision} ({model.tokenizer})"

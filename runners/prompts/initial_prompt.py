@@ -149,7 +149,7 @@ def home_of_job() -> Path | None:
 
 def read_bank(home: Path | None, llm: Llm) -> dict[str, Any]:
     """The bank of this LLM as the daemon has exported it. One line says what is wrong when it cannot be used."""
-    build = f"'stoker prompt bank build --llm {llm.name}' makes one; or give another params.init, such as vocabulary"
+    build = f"'stoker prompt bank build --llm {llm.name} --from FILE.jsonl' makes one; or give another params.init, such as vocabulary"
     if home is None:
         raise NotFound("params.init: a bank is read by a job only, and this is none; give another, such as vocabulary")
     path = Home(home).bank(llm.name, llm.revision, llm.tokens)

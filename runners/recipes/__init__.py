@@ -249,6 +249,7 @@ RECIPES: dict[str, Recipe] = {
             },
             ("safetensors", "PIL"),
             texts=False,
+            answers=True,
         ),
         Recipe(
             "digits-cnn",

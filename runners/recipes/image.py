@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -99,6 +101,8 @@ def build(
         save_frozen=False,
         finish=leaves.write,
         leaves=leaves,
+        prepare=lambda request: _requested(request, side, train.mode),
+        answer=lambda model, images: _answers(model, images, found.classes),
     )
 
 
@@ -124,6 +128,23 @@ def _side(size: Any) -> int | None:
     if isinstance(size, dict):
         return next((size[name] for name in ("height", "shortest_edge", "width") if isinstance(size.get(name), int)), None)
     return size if isinstance(size, int) else None
+
+
+def _requested(request: Any, side: int, mode: str) -> torch.Tensor:
+    """The picture of a request: the bytes of its file, in base64."""
+    if not isinstance(request, str):
+        raise UsageError(f"a request is the file of a picture in base64, not {type(request).__name__}")
+    try:
+        file = base64.b64decode(request, validate=True)
+    except ValueError:
+        raise UsageError("a request is the file of a picture in base64, as 'base64 -w0 FILE' prints it") from None
+    return pictures.picture(io.BytesIO(file), side, mode, "the request")
+
+
+def _answers(model: nn.Module, images: list[torch.Tensor], classes: Sequence[str]) -> list[dict[str, Any]]:
+    best = model(torch.stack(images).to(next(model.parameters()).device)).softmax(1).max(1)
+    found = zip(best.values.tolist(), best.indices.tolist(), strict=True)
+    return [{"label": classes[number], "probability": probability} for probability, number in found]
 
 
 def _accuracy(model: nn.Module, judged: pictures.Pictures) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import torch
@@ -35,17 +36,18 @@ class Pictures:
         return picture(self.folder / path, self.side, self.mode), label
 
 
-def picture(path: Path, side: int, mode: str) -> torch.Tensor:
+def picture(source: Path | IO[bytes], side: int, mode: str, where: str | None = None) -> torch.Tensor:
+    """uint8 (channels, side, side). ``where``: what an error says of it; by default its path in ``params.data``."""
     images = imported("PIL.Image", "recipes")
     try:
-        with images.open(path) as image:
+        with images.open(source) as image:
             scale = side / min(image.size)
             width, height = (max(side, round(length * scale)) for length in image.size)
             seen = image.convert(mode).resize((width, height), images.Resampling.BILINEAR)
             left, top = (width - side) // 2, (height - side) // 2
             pixels = np.array(seen.crop((left, top, left + side, top + side)))
     except (OSError, ValueError, SyntaxError, images.DecompressionBombError) as error:
-        raise UsageError(f"params.data: {path} cannot be read as a picture: {' '.join(str(error).split())[:200]}") from None
+        raise UsageError(f"{where or f'params.data: {source}'} cannot be read as a picture: {' '.join(str(error).split())[:200]}") from None
     return torch.from_numpy(pixels[None] if mode == "L" else pixels.transpose(2, 0, 1).copy())
 
 

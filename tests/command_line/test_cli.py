@@ -155,9 +155,7 @@ def test_page_of_the_policies_is_up_to_date() -> None:
 
 def test_every_kind_of_error_has_a_documented_exit_code() -> None:
     assert {kind.exit_code for kind in errors.KINDS.values()} <= set(EXIT_CODES)
-    from stoker.engine.cli.submit import JobFailed
-
-    assert JobFailed.exit_code in EXIT_CODES
+    assert errors.JobFailed.exit_code in EXIT_CODES
     context = click.Context(cli, info_name="stoker")
     text = cli.get_help(context)
     assert all(meaning in text for meaning in EXIT_CODES.values())
@@ -184,8 +182,19 @@ BAD: list[tuple[list[str], int, str]] = [
     (["submit", str(Path(__file__))], 2, "is a program, not a file of jobs"),
     (["submit", "--memory", "4GiB", "job.yaml"], 2, "stoker submit --set memory.cap=8GiB"),
     (["prompt", "tune", "--mem=4GiB", "job.yaml"], 2, "stoker submit --set memory.cap=8GiB"),
-    (["retry", "17"], 2, "stoker submit FILE.yaml --retries 3"),
-    (["wait", "bert"], 2, "stoker logs -f bert"),
+    (["rerun", "17"], 2, "stoker retry 17"),
+    (["await", "bert"], 2, "stoker wait bert"),
+    (["retry"], 2, "JOB"),
+    (["wait"], 2, "JOB"),
+    (["wait", "1", "--timeout", "soon"], 2, "--timeout"),
+    (["ps", "--label", "team"], 2, "--label: must be KEY=VALUE"),
+    (["ps", "--since", "yesterday"], 2, "--since"),
+    (["cancel", "17", "--user", "ann"], 2, "name the jobs, or say what they are"),
+    (["cancel", "--state", "runing"], 2, "did you mean 'running'"),
+    (["logs", "17", "--grep", "("], 2, "--grep: '(' is not a regular expression"),
+    (["logs", "17", "--since", "1m", "-n", "5"], 2, "give one of them"),
+    (["clean", "x"], 2, "unexpected extra argument"),
+    (["prune"], 2, "stoker clean"),
     (["kill", "-9", "17", "18"], 2, "stoker cancel 17 18"),
     (["squeue", "-u", "ann"], 2, "stoker ps"),
     (["run", "train.py", "--lr", "1"], 2, "stoker submit -- python train.py --lr 1"),
@@ -219,6 +228,15 @@ BAD: list[tuple[list[str], int, str]] = [
     (["up", "--slots", "0"], 2, "--slots"),
     (["runner", "lst"], 2, "did you mean 'list'"),
     (["runner", "stop"], 2, "NODE"),
+    (["runner", "slurm", "--partition", "gpu", "--time", "90s"], 2, "--time: '90s' is too short"),
+    (["runner", "slurm", "--partition", "gpu", "--time", "240"], 2, "--time: '240' has no unit"),
+    (["runner", "slurm", "--partition", "gpu", "--time", "1h"], 2, "--url"),
+    (["runner", "slurm", "up", "--time", "1h"], 2, "--partition"),
+    (["runner", "slurm", "--partition", "gpu", "--time", "1h", "--", "--comment=x"], 2, "--comment: a pilot has its own"),
+    (["runner", "slurm", "--partition", "gpu", "--time", "1h", "--", "vision"], 2, "'vision' is no option of sbatch"),
+    (["runner", "slurm", "--partition", "g\np", "--time", "1h"], 2, "--partition"),
+    (["runner", "slurm", "--partition", "gpu", "--time", "1h", "--pool", "../x"], 2, "--pool"),
+    (["runner", "slurm", "dwn"], 2, "did you mean 'down'"),
     (["drain"], 2, "NODE"),
     (["policy", "set"], 2, "POLICY"),
     (["policy", "set", "fifo", "interval"], 2, "KEY=VALUE"),
@@ -256,7 +274,8 @@ def test_a_mistake_gets_one_line(stoker: Stoker, arguments: list[str], code: int
 
 NEEDS_DAEMON = [
     "ps", "status", "show 1", "explain 1", "pipeline 1", "logs 1", "ask 1 text",
-    "cancel 1", "hold 1", "release 1", "move 1 --restart", "priority 1 1", "schedule list",
+    "cancel 1", "cancel --user ann", "retry 1", "wait 1", "clean",
+    "hold 1", "release 1", "move 1 --restart", "priority 1 1", "schedule list",
     "schedule remove 1",
     "top --once", "top --json", "sql SELECT", "schema", "report", "down", "runner list", "runner stop a", "runner resume a",
     "runner forget a", "drain a", "policy set fifo", "tune default --dry-run", "tune history", "pool warm default minilm",

@@ -84,7 +84,8 @@ def jobs(live: Path) -> dict[str, int]:
 
 LISTINGS = [
     "ps", "ps --arrays --all", "status", "show good", "explain later", "runner list", "pool warm default", "policy list",
-    "policy show fifo", "schedule list", "token list", "prompt bank stats", "prompt bank search", "schema", "schema jobs_now", "top",
+    "policy show fifo", "schedule list", "token list", "clean", "wait good",
+    "prompt bank stats", "prompt bank search", "schema", "schema jobs_now", "top",
     "doctor", "adapters", "sql SELECT\u00a01",
 ]  # fmt: skip
 
@@ -101,8 +102,9 @@ STUDIES = [
 #: Most of them acknowledge: numbers and states of jobs, runners and tokens, and paths. What `pipeline` tells is tried with its table.
 ELSEWHERE = {
     "pipeline", "down",
-    "ask", "submit", "cancel", "hold", "release", "move", "priority",
+    "ask", "submit", "cancel", "retry", "hold", "release", "move", "priority",
     "schedule remove", "runner forget", "runner resume", "runner stop", "drain",
+    "runner slurm up", "runner slurm list", "runner slurm down",
     "policy set", "tune", "swap plan", "token create", "token revoke", "backup", "compact", "demo",
     "prompt bank build", "prompt bank add", "prompt bank show", "prompt lookup", "prompt tune",
 }  # fmt: skip

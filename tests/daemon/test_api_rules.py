@@ -19,7 +19,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 from e2e import DaemonProcess, daemon_apart, until
-from stoker.engine.api import jobs, model_requests, operators, prompt_banks, reports, simulations, traces
+from stoker.engine.api import jobs, kept, model_requests, operators, prompt_banks, reports, retries, simulations, traces
 from stoker.engine.api import runner_calls as runner
 from stoker.engine.cli.main import run
 from stoker.engine.client import Client, _UnixConnection
@@ -68,7 +68,7 @@ TRACE = {
 GPU = {"id": "n1/cpu0", "index": 0, "kind": "cpu", "name": "cpu", "memory": 0, "health": "ok", "note": None}
 HELLO = {
     "protocol": VERSION, "version": "t", "node": "n1", "host": "h", "boot_id": "b", "pid": 1, "pid_started": 1.0, "home": "/h",
-    "address": "localhost", "pool": "default", "gpus": [GPU], "leases": [],
+    "address": "localhost", "pool": "default", "gpus": [GPU], "leases": [], "pilot": "slurm/c/7/h",
 }  # fmt: skip
 STAGE = {
     "name": "decode", "workers": 1, "unit": "workers", "value": 1, "action": 0, "wanted": 1, "cpu": 0.1, "wait": 0.1, "throughput": 1.0,
@@ -96,6 +96,8 @@ BANK = {"llm": "tiny", "revision": "r1", "tokenizer": "t1"}
 #: every request with a body: one that would be taken
 REQUESTS: dict[str, Any] = {
     "/v1/jobs": {"jobs": [SPEC], "provenance": PROVENANCE, "dry_run": False},
+    "/v1/jobs/{ref}/retry": {"array": False, "key": "once"},
+    "/v1/cancel": {"user": "nobody", "states": ["pending"], "name": "a*", "labels": {"team": "nlp"}},
     "/v1/jobs/{ref}/ask": {"requests": ["a text"]},
     "/v1/jobs/{ref}/cancel": {"array": False},
     "/v1/jobs/{ref}/hold": {"array": False},
@@ -219,7 +221,7 @@ def api(template: Path) -> Iterator[Api]:
         assert "Traceback" not in daemon.said() and "a write failed" not in daemon.said(), daemon.said()[-3000:]
 
 
-PARTS = (jobs, model_requests, operators, prompt_banks, reports, runner, simulations, traces)
+PARTS = (jobs, kept, model_requests, operators, prompt_banks, reports, retries, runner, simulations, traces)
 TABLES = [entry for part in PARTS for entry in part.ENDPOINTS]
 
 
@@ -332,8 +334,9 @@ def test_a_priority_must_be_given(api: Api) -> None:
 
 
 GETS = {
-    "/v1/jobs": ("state", "user", "all", "arrays", "limit"), "/v1/jobs/1/pipeline": ("rank", "name", "decisions", "points"),
-    "/v1/jobs/1/logs": ("lease", "file", "offset"), "/v1/simulations": ("study", "limit"),
+    "/v1/jobs": ("state", "user", "all", "arrays", "limit", "name", "label", "since"),
+    "/v1/jobs/1/pipeline": ("rank", "name", "decisions", "points"),
+    "/v1/jobs/1/logs": ("lease", "file", "offset", "since", "times"), "/v1/simulations": ("study", "limit"),
     "/v1/prompts": ("llm", "words", "near", "limit"), "/v1/prompts/banks": ("llm",),
     "/v1/simulations/history": ("pool", "since"), "/v1/traces/none/jobs": ("offset", "limit", "id"),
 }  # fmt: skip

@@ -239,3 +239,22 @@ def test_a_key_that_many_send_at_once_makes_one_job(shared: Shared) -> None:
         thread.join(patient(60))
     assert len(answers) == 8 and len({row["id"] for row in answers}) == 1
     assert sorted(row["existing"] for row in answers) == [False] + [True] * 7
+
+
+def test_what_a_token_cancels_by_what_it_is_are_its_own_jobs(shared: Shared) -> None:
+    hers, his = one(shared.ann, "sweep-a"), one(shared.bob, "sweep-b")
+    assert [row["id"] for row in shared.ann.post("/v1/cancel", {"name": "sweep-*"})["jobs"]] == [hers]
+    with pytest.raises(Unauthorized, match="is bob's, and this token acts for ann"):
+        shared.ann.post("/v1/cancel", {"user": "bob", "name": "sweep-*"})
+    with pytest.raises(UsageError, match="name the user, states"):
+        shared.ann.post("/v1/cancel", {})
+    assert shared.bob.get(f"/v1/jobs/{his}")["job"]["state"] == "submitted"
+
+
+def test_a_retry_is_its_owners_and_nobody_elses(shared: Shared) -> None:
+    hers = one(shared.ann, "again")
+    shared.ann.post(f"/v1/jobs/{hers}/cancel", {})
+    with pytest.raises(Unauthorized):
+        shared.bob.post(f"/v1/jobs/{hers}/retry", {})
+    (row,) = shared.admin.post(f"/v1/jobs/{hers}/retry", {})["jobs"]
+    assert shared.admin.get(f"/v1/jobs/{row['id']}")["job"]["owner"] == "ann"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 
@@ -144,6 +145,27 @@ def test_pictures_are_learnt_and_a_training_resumes_to_the_last_bit(model, param
     second = made("parts")
     assert second.step == 2 and second.run() and same(weights(whole), weights(second))
     assert (whole.checkpoints.path / "adapter").exists() == ("petl" in params)
+
+
+def test_it_answers_with_the_class_of_a_picture_that_is_sent(folder, model_of):
+    task = build("image-classifier", model_of("vit"), data=str(folder))
+    names = [name for name, _ in task.train.rows[:3]]
+    sent = [task.prepare(base64.b64encode((folder / name).read_bytes()).decode()) for name in names]
+    assert all(torch.equal(image, task.train[number][0]) for number, image in enumerate(sent))
+    task.model.eval()
+    with torch.no_grad():
+        expected = task.model(torch.stack(sent)).softmax(1)
+        answers = task.answer(task.model, sent)
+    labels = sorted(each.name for each in folder.iterdir() if each.is_dir())
+    assert [answer["label"] for answer in answers] == [labels[number] for number in expected.argmax(1).tolist()]
+    assert [answer["probability"] for answer in answers] == expected.max(1).values.tolist()
+    for wrong, said in (
+        (7, "in base64, not int"),
+        ("no picture!", "in base64, as 'base64 -w0 FILE'"),
+        ("bm8gcGljdHVyZQ==", "the request cannot be read"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            task.prepare(wrong)
 
 
 def test_in_parts_it_is_the_plain_training_to_the_bit(folder, model_of, tmp_path):

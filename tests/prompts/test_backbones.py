@@ -1,13 +1,13 @@
 """Language models: what is read from a GGUF file is what others read of it; each token sees what is before it, and nothing else."""
 
-import struct
+import json
 
 import numpy as np
 import pytest
 import torch
 from stoker.engine.errors import NotFound, StokerError, Unreachable
 from stoker.runners import packages
-from stoker.runners.backbones import gguf_reader, huge_pages
+from stoker.runners.backbones import huge_pages, pretrained
 from stoker.runners.backbones.pretrained import load_llm, read_llm, smollm2_directory
 
 MOON = "On July 20, 1969, Neil Armstrong became the first person to walk on the Moon."
@@ -55,6 +55,7 @@ def test_its_tokenizer_is_that_of_its_authors(smollm2):
     assert smollm2.key == "smollm2-135m@0.1.2"
 
 
+@pytest.mark.nightly
 def test_transformers_itself_agrees_where_it_is_installed(smollm2):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("gguf")
@@ -109,40 +110,40 @@ def test_weights_stay_where_they_are_without_huge_pages(monkeypatch, why):
     assert [weight.data_ptr() for weight in llm.model.parameters()] == there
 
 
-def gguf(*, kind, raw, shape, version=3):
-    """A file with one tensor, as ggml's docs/gguf.md describes it."""
-    name, architecture = b"general.architecture", b"llama"
-    head = b"GGUF" + struct.pack("<IQQ", version, 1, 2)
-    head += struct.pack("<Q", len(name)) + name + struct.pack("<IQ", 8, len(architecture)) + architecture
-    head += struct.pack("<Q", 1) + b"n" + struct.pack("<IIQ3i", 9, 5, 3, 1, -2, 3)
-    head += struct.pack("<Q", 1) + b"w" + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, 0)
-    return head.ljust(-(-len(head) // 32) * 32, b"\0") + raw
-
-
-def test_quantised_blocks_worked_by_hand(tmp_path):
-    path = tmp_path / "w.gguf"
+def test_a_gguf_file_is_unpacked_to_its_numbers(tmp_path):
+    gguf = pytest.importorskip("gguf")
+    writer = gguf.GGUFWriter(tmp_path / "w.gguf", "llama")
+    writer.add_vocab_size(4)
+    writer.add_embedding_length(32)
+    writer.add_block_count(1)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(1)
+    writer.add_feed_forward_length(8)
+    writer.add_context_length(16)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(1e4)
+    writer.add_token_list(["a", "b", "ab", "<end>"])
+    writer.add_token_merges(["a b"])
+    writer.add_token_types([1, 1, 1, 3])
     scale, least = np.float16(0.5).tobytes(), np.float16(-1).tobytes()
-    path.write_bytes(gguf(kind=3, raw=scale + least + bytes([0x21] * 16), shape=(16, 2)))  # low half 1, high half 2
-    found = gguf_reader.read(path)
-    assert found.about == {"general.architecture": "llama", "n": [1, -2, 3]}
-    assert found.tensors["w"].tolist() == [[-0.5] * 16, [0.0] * 16]
-    path.write_bytes(gguf(kind=8, raw=scale + np.arange(-16, 16, dtype=np.int8).tobytes(), shape=(32,)))
-    assert gguf_reader.read(path).tensors["w"].tolist() == [number / 2 for number in range(-16, 16)]
-
-
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        (b"PK\3\4", "it is not GGUF version 3"),
-        (gguf(kind=0, raw=b"\0" * 16, shape=(4,), version=2), "it is not GGUF version 3"),
-        (gguf(kind=14, raw=b"", shape=(4,)), "tensor w is of kind 14; known are F32, F16, Q4_1, Q8_0"),
-        (gguf(kind=0, raw=b"\0" * 15, shape=(4,)), "buffer"),
-    ],
-)
-def test_a_file_that_cannot_be_read_is_named(tmp_path, content, why):
-    (tmp_path / "w.gguf").write_bytes(content)
-    with pytest.raises(StokerError, match=f"w.gguf cannot be read as GGUF weights: .*{why}"):
-        gguf_reader.read(tmp_path / "w.gguf")
+    packed = np.frombuffer((scale + least + bytes([0x21] * 16)) * 4, np.uint8).reshape(4, 20)  # low half 1, high half 2
+    rows = np.arange(32.0, dtype=np.float32)[:, None].repeat(32, 1)
+    writer.add_tensor("token_embd.weight", packed, raw_dtype=gguf.GGMLQuantizationType.Q4_1)
+    writer.add_tensor("blk.0.attn_q.weight", rows)
+    writer.add_tensor("blk.0.attn_k.weight", rows[:16])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    pretrained._unpack(tmp_path / "w.gguf", tmp_path)
+    found = pytest.importorskip("safetensors.torch").load_file(tmp_path / "model.safetensors")
+    assert found["embed_tokens.weight"].tolist() == [[-0.5] * 16 + [0.0] * 16] * 4
+    assert found["layers.0.self_attn.k_proj.weight"][:, 0].tolist() == [*range(0, 16, 2), *range(1, 16, 2)]
+    assert found["layers.0.self_attn.q_proj.weight"][16:, 0].tolist() == [*range(16, 32, 2), *range(17, 32, 2)]
+    shape = json.loads((tmp_path / "shape.json").read_text())
+    assert (shape["heads"], shape["inner"], shape["rope_base"]) == (2, 8, 1e4)
+    tokenizer = pytest.importorskip("tokenizers").Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert tokenizer.encode("aab<end>").ids == [0, 2, 3]
 
 
 def test_an_llm_that_is_not_there_is_named(monkeypatch, tmp_path):

@@ -138,7 +138,7 @@ def test_a_job_that_is_asked_to_stop_leaves_the_lookup(tmp_path, samples, monkey
 
 
 def test_a_bank_that_cannot_be_used_is_told_in_one_line(tmp_path, samples):
-    build = r"'stoker prompt bank build --llm tiny' makes one; or give another params.init, such as vocabulary"
+    build = r"'stoker prompt bank build --llm tiny --from FILE.jsonl' makes one; or give another params.init, such as vocabulary"
     with pytest.raises(NotFound, match=rf"params.init: there is no prompt bank of tiny@1 in .*: {build}"):
         beginning(samples, tmp_path).start("bank", tmp_path / "checkpoints")
     with pytest.raises(NotFound, match=r"params.init: a bank is read by a job only"):

@@ -19,7 +19,7 @@ from stoker.engine.cli import prompt_bank, prompt_work
 from stoker.engine.cli.main import run
 from stoker.engine.errors import Conflict
 from stoker.engine.home import Home
-from stoker.engine.prompts import packaged_prompts
+from stoker.engine.prompts import prompt_lines
 from stoker.runners import recipes
 
 pytestmark = pytest.mark.xdist_group("prompt-commands")
@@ -31,6 +31,7 @@ TOPICS = {
     "film": "Did they like film {}?",
 }
 KNOWN = ("double", "none", "smollm2-135m")  #: to the command; the double itself knows the first one alone
+PACKAGED = Path(__file__).parents[2] / "examples" / "packaged_prompts.py"
 DOUBLE = [sys.executable, str(Path(__file__).with_name("double_llm.py"))]
 
 
@@ -99,7 +100,10 @@ def test_a_lookup_scores_two_layers(built: Stoker) -> None:
 def test_a_lookup_needs_no_daemon_but_its_bank(built: Stoker, daemon: DaemonProcess) -> None:
     with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
         code, out, err = built("prompt", "lookup", "--llm", "double", "--data", "sms-spam", home=Path(folder))
-        assert (code, out) == (3, "") and "there is no bank of double yet: 'stoker prompt bank build --llm double' makes one" in err
+        assert (code, out) == (
+            3,
+            "",
+        ) and "there is no bank of double yet: 'stoker prompt bank build --llm double --from FILE.jsonl' makes one" in err
         shutil.copytree(daemon.home.prompts, Home(Path(folder)).prompts, dirs_exist_ok=True)
         code, out, err = built("prompt", "lookup", "--llm", "double", "--data", "sms-spam", "--json", home=Path(folder))
         assert code == 0 and json.loads(out)["prompts"] == 45
@@ -251,6 +255,7 @@ LINES = [
     ('{"text": "fine", "task": 3}', "texts.jsonl:1: task: must be a text"),
     ('{"text": "fine"}\n{"text": "half \\ud800"}', "texts.jsonl:2: text: has half a character (\\ud800 to \\udfff, a lone surrogate)"),
     ('\ufeff{"text": "fine\u2028and more"}\n{"text": "fine", "task": "\\udfff"}', "texts.jsonl:2: task: has half a character"),
+    ('{"text": "fine", "source": ["x"]}', "texts.jsonl:1: source: must be a text of at most 500"),
     ("[" * 100_000, "texts.jsonl:1: is not JSON"),
     ("\n", "holds no prompts"),
     (b"\xff\xfe", "is not UTF-8 text"),
@@ -282,30 +287,35 @@ def packages(folder: Path) -> None:
     (folder / "lm_eval" / "__init__.py").write_text("")
 
 
-def test_packages_are_read_without_running_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    packages(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    found = {source.package: prompts for source, prompts in packaged_prompts.packaged()}
-    assert [tuple(one) for one in found["promptsource"] or ()] == [
-        ("Is the label of this message ham or spam?", "promptsource", "sms_spam")
+def test_a_script_writes_the_prompts_of_packages_without_running_them(stoker: Stoker, tmp_path: Path) -> None:
+    packages(tmp_path / "packages")
+    written = subprocess.run(
+        [sys.executable, PACKAGED], env=os.environ | {"PYTHONPATH": str(tmp_path / "packages")}, check=True, capture_output=True, text=True
+    )
+    assert "promptsource: 1 prompts" in written.stderr and "pip install --no-deps evals==" in written.stderr
+    (tmp_path / "prompts.jsonl").write_text(written.stdout)
+    assert [tuple(one) for one in prompt_lines.from_file(tmp_path / "prompts.jsonl")] == [
+        ("Is the label of this message ham or spam?", "promptsource", "sms_spam"),
+        ("Question: is it true?", "lm-eval", "boolq"),
     ]
-    assert [tuple(one) for one in found["lm-eval"] or ()] == [("Question: is it true?", "lm-eval", "boolq")]
+    code, _, err = stoker("prompt", "bank", "build", "--llm", "double", "--from", str(tmp_path / "prompts.jsonl"))
+    assert code == 0, err
 
 
-def test_a_build_names_what_brings_prompts(stoker: Stoker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(packaged_prompts.Source, "folder", None)
-        code, out, err = stoker("prompt", "bank", "build", "--llm", "double")
-    assert (code, out) == (3, "") and "pip install --no-deps lm-eval==" in err and "no package with prompts is installed" in err
-    packages(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    code, out, err = stoker("prompt", "bank", "build", "--llm", "double")
-    assert code == 0 and "promptsource: 1 prompts" in err and "lm-eval: 1 prompts" in err and "evals is not installed" in err
+def test_a_build_without_a_file_makes_clusters_of_what_is_there(stoker: Stoker, template: Path, texts: Path) -> None:
+    words = ["prompt", "bank", "build", "--llm", "double"]
+    with daemon_apart(template) as own:
+        code, out, err = stoker(*words, home=own.home.path)
+        assert (code, out, err.count("\n")) == (3, "", 1) and "give prompts with --from FILE.jsonl" in err
+        assert stoker(*words, "--from", str(texts), "--clusters", "5", home=own.home.path)[0] == 0
+        code, out, err = stoker(*words, "--clusters", "3", "--json", home=own.home.path)
+        told = json.loads(out)
+        assert (code, told["added"], told["prompts"], told["clusters"]) == (0, 0, 45, 3), err
 
 
 def test_a_limit_takes_of_each_task_in_turn() -> None:
-    given = [packaged_prompts.PromptText(f"{task} {number}", "s", task) for task in "ab" for number in range(3)]
-    assert [prompt.text for prompt in packaged_prompts.spread(given, 3)] == ["a 0", "b 0", "a 1"]
+    given = [prompt_lines.PromptText(f"{task} {number}", "s", task) for task in "ab" for number in range(3)]
+    assert [prompt.text for prompt in prompt_lines.spread(given, 3)] == ["a 0", "b 0", "a 1"]
 
 
 @pytest.mark.slow

@@ -10,23 +10,23 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+import intune_pretrain as pretrain
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from named_pipelines import criteo, random_pipeline
 from pipeline_oracle import oracle
+from simulated_pipeline import Machine, SimulatedPipeline, Stage
 from stoker.engine.errors import UsageError
 from stoker.runners.loaders.tuning.controller import Controller, Decision, Observation, Values, reward
-from stoker.runners.loaders.tuning.controllers import pretrain
 from stoker.runners.loaders.tuning.controllers.dqn import Dqn, DqnOptions, RateDqn, RateDqnOptions
 from stoker.runners.loaders.tuning.controllers.features import LAYOUTS, WIDTHS, WORST, Encoder, Rows
 from stoker.runners.loaders.tuning.controllers.fixed import Uniform
 from stoker.runners.loaders.tuning.controllers.pilot import FIRST, taken
 from stoker.runners.loaders.tuning.controllers.q_network import STAY, STEPS, Agent, Choice, Learning, Trail
 from stoker.runners.loaders.tuning.known_controllers import create
-from stoker.runners.loaders.tuning.simulation.named_pipelines import criteo, random_pipeline
-from stoker.runners.loaders.tuning.simulation.simulated import Machine, SimulatedPipeline, Stage
 
 steady = settings(max_examples=30)
 UP, DOWN = STEPS.index(5), STEPS.index(-5)

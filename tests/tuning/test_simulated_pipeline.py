@@ -9,11 +9,11 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from named_pipelines import PRESETS, case_study, custom, of_length, random_pipeline
 from pipeline_oracle import oracle
+from simulated_pipeline import MIB, Consumer, Machine, SimulatedPipeline, Stage, kept, stocked
 from stoker.engine.errors import UsageError
 from stoker.runners.loaders.tuning.controller import Observation, Unit, reward
-from stoker.runners.loaders.tuning.simulation.named_pipelines import PRESETS, case_study, custom, of_length, random_pipeline
-from stoker.runners.loaders.tuning.simulation.simulated import MIB, Consumer, Machine, SimulatedPipeline, Stage, kept, stocked
 
 GIB = 2**30
 

@@ -6,13 +6,13 @@ import dataclasses
 import math
 from typing import Any
 
+import named_pipelines as presets
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stoker.runners.loaders.tuning import known_controllers as registry
 from stoker.runners.loaders.tuning.controller import Knob, Observation, StageReading, Unit
 from stoker.runners.loaders.tuning.guard import Guard, GuardOptions
-from stoker.runners.loaders.tuning.simulation import named_pipelines as presets
 
 MIB, GIB = 1 << 20, 1 << 30
 STEADY = settings(max_examples=60)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulated_pipeline import Consumer, Machine, SimulatedPipeline, Stage
 from stoker.runners.loaders.tuning import known_controllers as registry
 from stoker.runners.loaders.tuning.controller import Decision, Knob, Observation, StageReading, Unit
 from stoker.runners.loaders.tuning.moving import JUDGED, OVERDUE, PATIENCE, RESTS, SETTLES, Moving
-from stoker.runners.loaders.tuning.simulation.simulated import Consumer, Machine, SimulatedPipeline, Stage
 
 GIB = 1 << 30
 UDF = Stage("udf", cpu=0.004, per_batch=16, item_bytes=1e4, locked=0.9, movable=True)

@@ -19,19 +19,23 @@ import pytest
 pytestmark = pytest.mark.xdist_group("house")
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("engine", "policies", "runners")
+PARTS = ("client", "engine", "policies", "runners")
 
 #: What a part of the package may import of ours: the longest matching name decides. "" is the root module (the version).
 MAY_IMPORT = {
-    "": ("runners.worker.script",),
+    "": ("runners.worker.script", "client.magic"),
     "__main__": ("engine.cli.main",),
     "loaders": ("runners.loaders",),
+    # What people import: over HTTP like everybody, and of nothing that takes long to import.
+    "client": ("", "client", "engine.client", "engine.errors", "engine.home"),
     "policies": ("policies",),
     "runners": (
         "", "runners", "engine.client", "engine.errors", "engine.home", "engine.identity", "engine.logfile", "engine.protocol",
         "engine.spec.model", "engine.streams",
     ),
     "engine": ("", "engine", "policies"),
+    # Recipes and their parameters are checked where jobs come as people write them; the module is a table of names, without torch.
+    "engine.api.written_jobs": ("engine", "runners.recipes"),
     "engine.store": ("engine.store", "engine.disk_room", "engine.errors", "engine.home", "engine.identity"),
     "engine.adhoc": ("engine.adhoc", "engine.store", "engine.errors", "engine.home"),
     "engine.adapters": ("engine.adapters", "engine.store", "engine.spec", "engine.protocol"),
@@ -58,12 +62,13 @@ MAY_IMPORT = {
     "engine.report": ("engine.report", "engine.store.sqlfiles", "engine.format", "engine.sim", "engine.traces", "policies.contract"),
     # The command line speaks HTTP like everybody else: it never opens the store.
     "engine.cli": (
-        "", "engine.cli", "engine.client", "engine.disk_room", "engine.errors", "engine.format", "engine.home", "engine.jobs.states",
+        "", "client.following", "engine.cli", "engine.client", "engine.logfile", "engine.disk_room",
+        "engine.errors", "engine.format", "engine.home", "engine.jobs.states",
         "engine.store.sqlfiles", "engine.spec", "engine.streams",
         "engine.report", "engine.adhoc.quack", "engine.sim", "engine.traces", "policies",
         "engine.autosched.learning", "engine.autosched.simulated_tuning", "engine.autosched.situation",
         "engine.autosched.moment_of_trace", "engine.autosched.summary", "engine.autosched.search_process",
-        "engine.prompts",
+        "engine.prompts", "engine.hosts",
     ),
     # Recipes and their parameters are checked before a job is submitted; the module is a table of names, without torch.
     # So are samples to tune on.
@@ -77,7 +82,9 @@ MAY_IMPORT = {
     "engine.cli.up": ("engine.cli", "", "engine.client", "engine.errors", "engine.format", "engine.home", "runners.network.addresses"),
     "engine.cli.pool": ("engine.cli", "", "engine.errors", "engine.format", "runners.recipes"),
     "engine.cli.prompt_checks": ("engine.errors", "engine.home", "engine.spec", "runners.recipes", "runners.prompts.labelled_files"),
-    "engine.cli.submit": ("engine.cli", "", "engine.errors", "engine.format", "engine.spec", "engine.jobs.states", "runners.recipes"),
+    "engine.cli.submit": (
+        "client.following", "engine.cli", "", "engine.errors", "engine.format", "engine.spec", "engine.jobs.states", "runners.recipes",
+    ),
 }  # fmt: skip
 
 #: Who may import heavy or far-reaching libraries when it runs (types alone anybody may).

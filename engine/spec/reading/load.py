@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...errors import Gathered, NotFound, UsageError
 from ..build import Context, build
@@ -39,11 +39,20 @@ def load_file(path: str | os.PathLike[str], context: Context, overrides: Node | 
 
 def load_text(text: str, source: str, context: Context, overrides: Node | None = None) -> list[JobSpec]:
     """All jobs of a text; Several tells of everything that is wrong with it."""
+    return _load(lambda errors: tree.parse(text, source, errors), source, context, overrides)
+
+
+def load_value(value: Any, context: Context) -> list[JobSpec]:
+    """The same of what a text would hold, as JSON has it: errors name the field alone."""
+    return _load(lambda _: [tree.of_value(value)], "<spec>", context, None)
+
+
+def _load(documents: Callable[[Gathered], list[Node]], source: str, context: Context, overrides: Node | None) -> list[JobSpec]:
     errors = Gathered()
     found: list[_Found] = []
     specs: list[JobSpec] = []
     with errors.part():
-        for document in tree.parse(text, source, errors):
+        for document in documents(errors):
             with errors.part():
                 found += _jobs(document, errors)
         if not found and not errors:

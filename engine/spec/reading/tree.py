@@ -132,6 +132,24 @@ def _parse(text: str, source: str, errors: Gathered) -> list[Node]:
         raise Mark(source, 1).error("", f"not valid YAML: {error}") from None
 
 
+def of_value(value: Any, field: str = "", depth: int = 0) -> Node:
+    """The node of a value that came as JSON; its errors name the field alone."""
+    mark = Mark("")
+    if depth > MAX_DEPTH:
+        raise mark.error(field, f"nested more than {MAX_DEPTH} deep")
+    if isinstance(value, str):
+        if "\0" in value or re.search("[\ud800-\udfff]", value):
+            raise mark.error(field, "a NUL or a lone surrogate in a text; remove the escape")
+        return Node(value, mark, value)
+    if isinstance(value, dict):
+        entries = {str(key): of_value(item, f"{field}.{key}" if field else str(key), depth + 1) for key, item in value.items()}
+        return Node(entries, mark, size=1 + sum(item.size for item in entries.values()))
+    if isinstance(value, list):
+        items = [of_value(item, f"{field}[{index}]", depth + 1) for index, item in enumerate(value)]
+        return Node(items, mark, size=1 + sum(item.size for item in items))
+    return Node(value, mark, "" if value is None else str(value).lower() if isinstance(value, bool) else repr(value))
+
+
 def decode(data: bytes, source: str) -> str:
     """Text of a file's bytes, which must be UTF-8."""
     if len(data) > MAX_BYTES:

@@ -190,7 +190,7 @@ class Agent:
         self.recipe = about["recipe"]
 
 
-PRETRAIN = "`python -m stoker.runners.loaders.tuning.controllers.pretrain`"
+PRETRAIN = "`python benchmarks/intune_pretrain.py`"
 
 
 def _unpacked(packed: bytes, name: str) -> tuple[dict[str, Any], dict[str, NDArray[np.float32]]]:

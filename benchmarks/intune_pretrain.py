@@ -1,4 +1,4 @@
-"""Trains the agent offline, on simulated pipelines (003 ch. 4.2): ``python -m stoker.runners.loaders.tuning.controllers.pretrain``.
+"""Trains the agent offline, on simulated pipelines (003 ch. 4.2): ``python benchmarks/intune_pretrain.py``.
 
 Many random pipelines run side by side, each for an episode: of its own machine, costs and consumer, from an even, a good or any
 allocation, with a resize or another cost on the way. The same command makes the same bytes on the same machine.
@@ -17,19 +17,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
-
-from ..controller import Observation, Unit, Values
-from ..simulation.named_pipelines import random_pipeline
-from ..simulation.simulated import SimulatedPipeline
-from .features import LAYOUTS, Encoder, Rows
-from .fixed import even_workers
-from .q_network import STEPS, Agent, Choice, Learning, Trail
+from named_pipelines import random_pipeline
+from simulated_pipeline import SimulatedPipeline
+from stoker.runners.loaders.tuning.controller import Observation, Unit, Values
+from stoker.runners.loaders.tuning.controllers.features import LAYOUTS, Encoder, Rows
+from stoker.runners.loaders.tuning.controllers.fixed import even_workers
+from stoker.runners.loaders.tuning.controllers.q_network import STEPS, Agent, Choice, Learning, Trail
 
 SIDE_BY_SIDE = 32  #: pipelines at once
 EPISODE = 80  #: windows of a pipeline
 MOST_EXPLORATION, LEAST_EXPLORATION = 0.5, 0.03  #: a branch explores apart, so at a half hardly any choice is the network's
 MOST_KNOBS = 6
-SHIPPED_AT = Path(__file__).parent / "weights" / "dqn.npz"
+SHIPPED_AT = Path(__file__).parent.parent / "runners" / "loaders" / "tuning" / "controllers" / "weights" / "dqn.npz"
 
 
 @dataclass(slots=True)
@@ -134,9 +133,7 @@ def pretrain(agent: Agent, windows: int, *, seed: int = 0, stages: int | None = 
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m stoker.runners.loaders.tuning.controllers.pretrain", description=__doc__.splitlines()[0]
-    )
+    parser = argparse.ArgumentParser(prog="python benchmarks/intune_pretrain.py", description=__doc__.splitlines()[0])
     parser.add_argument("--stages", type=int, help="only pipelines of so many stages (the paper's way); default: of 2 to 6")
     parser.add_argument("--windows", type=int, default=160_000, help="of simulated pipelines (%(default)s)")
     parser.add_argument("--updates", type=int, default=3, help=f"for every {SIDE_BY_SIDE} windows (%(default)s)")

@@ -25,9 +25,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
-from .....engine.errors import UsageError
-from ..controller import Knob, Observation, StageReading, Unit, Values
+from stoker.engine.errors import UsageError
+from stoker.runners.loaders.tuning.controller import Knob, Observation, StageReading, Unit, Values
 
 MIB = 2**20
 QUEUED_PER_WORKER = 2  #: items that the channel behind a stage holds for each of its workers

@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-
-from ..controller import Unit
-from .simulated import MIB, Consumer, Machine, SimulatedPipeline, Stage
+from simulated_pipeline import MIB, Consumer, Machine, SimulatedPipeline, Stage
+from stoker.runners.loaders.tuning.controller import Unit
 
 GIB = 2**30
 ROW_BYTES = 4.0 * (26 + 13)  #: of Criteo: 26 categorical and 13 continuous columns of 4 bytes

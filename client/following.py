@@ -1,0 +1,143 @@
+"""What takes time: a log as it grows, jobs until they have ended, a daemon that is away for a while. Of the command line and the client."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import quote
+
+from ..engine.client import Client
+from ..engine.errors import JobFailed, LimitExceeded, Unreachable, UsageError
+
+T = TypeVar("T")
+LONG_POLL = 20.0  #: seconds a request waits for more
+POLL = 1.0  #: seconds between looks at jobs that are waited for, and at a daemon that does not answer
+FIRST_POLL = 0.05  #: the first of them, which double
+PATIENCE = 60.0  #: seconds that a daemon may be away, once it has answered
+FINAL = ("completed", "failed", "cancelled")
+
+
+class Written(NamedTuple):
+    """Some of a log, and when each of its lines was written, as far as it was asked for and is known."""
+
+    text: str
+    times: list[float | None]
+
+
+def job_path(ref: str | int, *rest: str) -> str:
+    if not str(ref).strip():
+        raise UsageError("a job is named by its number or its name, and this one is empty; 'stoker ps' shows them")
+    return "/".join(["/v1/jobs", quote(str(ref), safe=""), *rest])
+
+
+def patiently(ask: Callable[[], T], seconds: float = PATIENCE) -> T:
+    """What ``ask`` gives; while no daemon answers it is asked again, for so long. Only for what may be asked twice."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            return ask()
+        except Unreachable:
+            if time.monotonic() + POLL > end:
+                raise
+            time.sleep(POLL)
+
+
+def follow(
+    client: Client,
+    ref: str,
+    lease: int | None = None,
+    lines: int | None = None,
+    node: str | None = None,
+    *,
+    since: float | None = None,
+    times: bool = False,
+    whole: bool = False,
+    patience: float = 0.0,
+) -> Iterator[Written]:
+    """A job's log from its last ``lines`` or 64 KiB on, from ``since``, or ``whole``, as it grows, until the job or the lease has ended.
+
+    One lease is read to its end before a later one is begun, so that nothing between them is lost. A daemon may be away for
+    ``patience`` seconds, once it has answered.
+    """
+    reading, last, file, offset = lease, lease, None, 0 if whole else None
+    patience_now = 0.0
+    while True:
+        place: dict[str, Any] = {"lines": lines, "since": since} if offset is None else {"file": file, "offset": offset}
+        query = {"lease": reading, "wait": LONG_POLL, "node": node, "times": int(times) or None, **place}
+
+        def ask(query: dict[str, Any] = query) -> Any:
+            return client.get(job_path(ref, "logs"), timeout=LONG_POLL + 30, **query)
+
+        answer = patiently(ask, patience_now)
+        patience_now = patience
+        found = answer["lease"]
+        if reading is None and last is not None and found != last:
+            reading = last = found
+            file, offset = None, 0
+            continue
+        file, offset = (answer["file"], answer["offset"]) if found is not None else (None, 0 if whole else None)
+        if answer["text"]:
+            reading = last = found
+            yield Written(answer["text"], answer.get("times") or [])
+        elif answer["done"]:
+            if lease is not None or reading is None:
+                return
+            reading = None
+
+
+def read(
+    client: Client, ref: str, lease: int | None = None, lines: int | None = None, node: str | None = None, *,
+    since: float | None = None, times: bool = False, whole: bool = False,
+) -> Iterator[Written]:  # fmt: skip
+    """What there is of a job's log, as `follow` would begin with it."""
+    place: dict[str, Any] = {"file": "", "offset": 0} if whole else {"lines": lines, "since": since}
+    while True:
+        answer = client.get(job_path(ref, "logs"), lease=lease, node=node, times=int(times) or None, **place)
+        if answer["text"]:
+            yield Written(answer["text"], answer.get("times") or [])
+        if not answer["text"] or not answer["more"]:
+            return
+        lease, place = answer["lease"], {"file": answer["file"], "offset": answer["offset"]}
+
+
+def until_ended(
+    client: Client, refs: Sequence[str | int], timeout: float | None = None, patience: float = PATIENCE
+) -> Iterator[dict[str, Any]]:
+    """The jobs as they ended, in this order; LimitExceeded when one has not within ``timeout`` seconds of the call."""
+    end = None if timeout is None else time.monotonic() + timeout
+    pause, patience_now = FIRST_POLL, 0.0
+    for ref in refs:
+        while True:
+            row = patiently(lambda ref=ref: client.get(job_path(ref))["job"], patience_now)  # type: ignore[misc]
+            patience_now = patience
+            if row["state"] in FINAL:
+                yield row
+                break
+            if end is not None and time.monotonic() >= end:
+                raise LimitExceeded(f"job {row['id']} {row['name']} is {row['state']} after {timeout:g} s: it goes on, wait again")
+            time.sleep(min(pause, max(0.0, (end or float("inf")) - time.monotonic())))
+            pause = min(2 * pause, POLL)
+
+
+def failure(ended: Sequence[dict[str, Any]]) -> JobFailed | None:
+    """What is told of jobs that were waited for, if one of them failed or was cancelled."""
+    bad = [row for row in ended if row["state"] != "completed"]
+    if not bad:
+        return None
+    first = bad[0]
+    more = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
+    return JobFailed(f"job {first['id']} {first['name']} {first['state']}: {first['state_reason']}{more}; see 'stoker logs {first['id']}'")
+
+
+def post_once(client: Client, path: str, body: Any, patience: float = PATIENCE, timeout: float | None = None) -> Any:
+    """The answer to a request that carries a key, so that it may be sent again where nobody knows what became of it."""
+    try:
+        return client.post(path, body, timeout=timeout)
+    except Unreachable as error:
+        if not error.sent:
+            raise
+    try:
+        return patiently(lambda: client.post(path, body, timeout=timeout), patience)
+    except Unreachable as error:
+        raise Unreachable(f"{error}; whether the request was taken is not known: the same with the same key is taken once") from None

@@ -1,0 +1,53 @@
+"""What all runners need that an engine starts: the daemon's address, and a runner's token, in a file that nobody else reads."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ..client import Client
+from ..errors import Conflict, UsageError
+from ..protocol import NODE, NODE_FORM
+
+
+def require_pool(name: str) -> None:
+    if not NODE.fullmatch(name):
+        raise UsageError(f"--pool: {name[:60]!a} is no name: {NODE_FORM}")
+
+
+def require_url(url: str | None) -> str:
+    if not url:
+        raise UsageError("--url: runners of other hosts reach the daemon by TCP: name it as 'stoker --url http://HOST:PORT runner …'")
+    return url
+
+
+def token_for_runners(client: Client, file: str | None) -> str:
+    """The token of a file, or of STOKER_TOKEN. UsageError where it is no runner's: with an admin's every host could do all."""
+    try:
+        token = Path(file).read_text().strip() if file else os.environ.get("STOKER_TOKEN", "").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise UsageError(f"--token-file: {file}: cannot be read ({why})") from None
+    if not (token and token.isascii() and token.isprintable()):
+        where = f"--token-file: {file} holds no token" if file else "runners need a token"
+        raise UsageError(f"{where}: make one with 'stoker token create --role runner NAME', then give it as STOKER_TOKEN or --token-file")
+    client.token = token
+    role = client.get("/v1/status").get("role")
+    if role != "runner":
+        raise UsageError(
+            f"the token is one of role {role}, and is read on every host: make one with 'stoker token create --role runner NAME'"
+        )
+    return token
+
+
+def keep_token(file: Path, token: str) -> None:
+    """In a file that nobody else reads; Conflict where that cannot be."""
+    fresh = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        with open(descriptor, "w") as kept:
+            kept.write(f"{token}\n")
+        fresh.replace(file)
+    except OSError as error:
+        raise Conflict(f"{file}: the token cannot be kept there ({error.strerror}); choose another --dir") from None
