@@ -98,12 +98,11 @@ class Bench:
 
 def row(way: str, data: str, seed: int, told: Told, seconds: float, target: float) -> dict[str, Any]:
     last = told.begun[-1] if told.begun else {"state": "cold"}
-    progress(
-        f"{way}: {told.adapter['steps']} steps and {last.get('cost', 0)} tried, {seconds:.1f} CPU-s, {last['state']} {last.get('source', '')}"
-    )
+    steps, cost = told.adapter["steps"], last.get("cost", 0)
+    progress(f"{way}: {steps} steps and {cost} tried, {seconds:.1f} CPU-s, {last['state']} {last.get('source', '')}")
     return {
         "way": way, "task": data, "seed": seed, "from": last.get("source", -1), "outcome": last["state"],
-        "steps": told.adapter["steps"] + last.get("cost", 0), "reached": int(told.adapter["reached"]), "CPU-s": seconds,
+        "steps": steps + cost, "reached": int(told.adapter["reached"]), "CPU-s": seconds,
         "accuracy": told.curve[-1][1], "target": target,
     }  # fmt: skip
 

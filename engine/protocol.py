@@ -118,6 +118,7 @@ class AdapterOffer(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
     same_kind: bool = False  #: only if the kind of labels is the same
     named: bool = False  #: its submitter named it: it is not tried, but taken
+    here: bool = True  #: as far as is known the directory lies in a place that this node reads
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):

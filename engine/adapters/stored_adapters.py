@@ -67,7 +67,7 @@ def choose(tx: Transaction, wanted: Mapping[int, int | None]) -> dict[int, Begin
     """For jobs that are granted GPUs, those that may begin with an adapter and have not begun; ``wanted``: with whose the policy says."""
     found: dict[int, Beginning] = {}
     rows: list[dict[str, Any]] = []
-    for job, owner, begins, named, text, begun in tx.execute("beginners", list(wanted)) if wanted else ():
+    for job, owner, begins, named, text, begun, state in tx.execute("beginners", list(wanted)) if wanted else ():
         found[job] = Beginning()
         if begun:
             continue
@@ -81,6 +81,8 @@ def choose(tx: Transaction, wanted: Mapping[int, int | None]) -> dict[int, Begin
         ]  # fmt: skip
         curve = tx.execute("cold_curve", lesson_of(spec), spec.stop.metric, _CURVE) if given and spec.stop.metric else []
         found[job] = Beginning(given, [(int(step), float(value)) for step, value in curve])
+        if state not in (None, "planned", "cold"):
+            continue  # it has told more than that
         first = chosen[0] if chosen else None
         rows.append({
             "job_id": job, "source": first and first.banked.job, "data": data_of(spec), "labels": None, "same_data": False,

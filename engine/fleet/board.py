@@ -190,7 +190,11 @@ def _parts(held: Sequence[dict[str, Any]], terms: dict[str, Any], source: _Sourc
                 hosts=hosts,
                 checkpoints=_shared(own[0], lease["job"], lease["place"]),
                 begin_from=_begin_from(own[0], source),
-                offers=[AdapterOffer(directory=where, **offer) for of, offer in source.offers if (where := _begin_from(own[0], of))],
+                offers=[
+                    AdapterOffer(directory=where, here=_is_read(own[0], of), **offer)
+                    for of, offer in source.offers
+                    if (where := _begin_from(own[0], of))
+                ],
                 resume=max(lease["attempt"] - 1, 0),
                 profile=lease["profile"],
                 share=lease["share"],
@@ -206,6 +210,11 @@ def _shared(node: dict[str, Any], job: int, place: str | None) -> str | None:
     if node["shared_checkpoints"] is None or (place is not None and place in node["home_places"]):
         return None
     return f"{node['shared_checkpoints']}/{job}/checkpoints"
+
+
+def _is_read(node: dict[str, Any], source: _Source) -> bool:
+    """Whether a node reads the place of a checkpoint, as far as is known."""
+    return source.place is None or source.place in (node["shared_place"], *node["home_places"])
 
 
 def _begin_from(node: dict[str, Any], source: _Source) -> str | None:

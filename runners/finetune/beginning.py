@@ -69,6 +69,14 @@ def train(
     return _Beginning(task, make, list(offers), list(curve), stop, checkpoints, ranks).run()
 
 
+def tell_left(trainer: Trainer, *, begun: bool) -> None:
+    """What a training that is over has left for others; ``begun``: it had begun with something itself."""
+    leaves = trainer.task.leaves
+    if leaves is not None and trainer.ranks.first:
+        told = leaves.told(trainer.model, trainer.task, trainer.checkpoints.path)
+        script.report_of_adapters(adapter={**told, "steps": trainer.step, "reached": trainer.reached, "begun": begun})
+
+
 @dataclass
 class _Beginning:
     task: Task
@@ -97,11 +105,8 @@ class _Beginning:
         begins = state.phase == "taken" and state.source is not None and not own
         trainer = self.make(self.path, given=self.read[state.source] if begins and state.source is not None else None)
         done = trainer.run()
-        leaves = self.task.leaves
-        if done and leaves is not None and self.ranks.first:
-            told = leaves.told(self.task.model, self.task, self.path)
-            begun = state.phase in ("kept", "taken")
-            script.report_of_adapters(adapter={**told, "steps": trainer.step, "reached": trainer.reached, "begun": begun})
+        if done:
+            tell_left(trainer, begun=state.phase in ("kept", "taken"))
         return done
 
     # With which
@@ -119,7 +124,7 @@ class _Beginning:
                 log.info("begins with the adapter of job %d (%s): %s", offer.job, offer.data, offer.why)
                 return state
             refused[offer.job] = problem
-            if "damaged" in problem or "no longer there" in problem:
+            if offer.here and ("damaged" in problem or "no longer there" in problem):
                 damaged[offer.job] = problem
             log.warning("does not begin with the adapter of job %d: %s", offer.job, problem)
         self._keep(State("none"))
@@ -145,7 +150,7 @@ class _Beginning:
         try:
             found, about = leaves.read(self.task, Path(offer.directory))
         except StokerError as error:
-            return str(error)
+            return str(error) if offer.here else f"what it has left lies in a place that this host does not read ({error})"
         if offer.same_kind and about.get("labels") != leaves.labels:
             return f"its labels are of another kind ({about.get('labels')}), and nothing was measured of this pair"
         self.read[offer.job] = found

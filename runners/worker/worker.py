@@ -146,7 +146,12 @@ def _trained(assignment: Assignment, spec: JobSpec, ranks: Ranks) -> int:
 
         done = train(task, trainer, assignment.offers, assignment.curve, spec.stop, script.checkpoint_dir(), ranks)
     else:
-        done = trainer(script.checkpoint_dir(), begin_from=begin_from).run()
+        training = trainer(script.checkpoint_dir(), begin_from=begin_from)
+        done = training.run()
+        if done and task.leaves is not None:
+            from ..finetune.beginning import tell_left
+
+            tell_left(training, begun=True)
     if done:
         script.done()
     return 0 if done else PREEMPTED_EXIT

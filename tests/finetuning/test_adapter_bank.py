@@ -184,6 +184,17 @@ def test_what_could_not_be_read_is_offered_no_more_and_a_job_that_has_begun_keep
     assert host.rows("SELECT state FROM beginnings") == [("cold",)]
 
 
+def test_what_a_job_has_told_stands_when_it_is_started_again_before_its_first_checkpoint(host):
+    send(host, job("a", data="amazon"), job("b", "auto", data="movies"))
+    ran(host, 1)
+    starts(host, 2)
+    tells(host, 2, begun=Begun(state="kept", source=1, labels="negative, positive", step=5, cost=5, why="kept at step 5"))
+    host.ends(2, "lost")
+    starts(host, 2)
+    assert [offer.job for offer in offered(host).offers] == [1]
+    assert host.rows("SELECT state, cost FROM beginnings") == [("kept", 5)]
+
+
 def decides(host, **config):
     """One decision of Ymir."""
     host.scheduling._pools["default"].policy = host.policies.setdefault(str(config), registry.create("ymir", config))
