@@ -30,6 +30,7 @@ from ..worker.ranks import Ranks
 log = logging.getLogger(__name__)
 
 TRIAL = 5  #: steps after which one looks, where nothing is known of jobs like it
+LATEST = 25  #: steps after which one looks, at the latest: what was known later is not waited for, so that a bad choice costs no more
 FILE = "beginning.json"
 COLD, BEGUN = "from-backbone", "begun"  #: directories of the checkpoints of a trial, beside those of the job
 _LOSS = "eval_loss"
@@ -113,6 +114,7 @@ class _Beginning:
 
     def _choose(self) -> State:
         """The first offer that can be read, and whether it is tried first."""
+        self._clear()  # trials of one that was chosen before
         refused: dict[int, str] = {}
         damaged: dict[int, str] = {}
         for offer in self.offers:
@@ -136,7 +138,9 @@ class _Beginning:
     def _way(self, offer: AdapterOffer) -> State:
         if offer.named or self.ranks.size > 1 or self.task.evaluate is None:
             return State("taken", offer.job)
-        known = self.curve[0][0] if self.curve and self.stop.metric else 0
+        known = self.curve[0][0] if self.curve and self.stop.metric and self.curve[0][0] <= LATEST else 0
+        if self.task.steps(self.stop) <= (known or TRIAL):
+            return State("taken", offer.job)  # it is over before one could look
         return State("begun" if known else "cold", offer.job, known or TRIAL)
 
     def _problem(self, offer: AdapterOffer) -> str | None:
@@ -264,5 +268,8 @@ class _Beginning:
             found = Checkpoints(self.path / name).path_of(step)
             if not (self.path / found.name).exists():
                 found.rename(self.path / found.name)
-        for each in (COLD, BEGUN):
+        self._clear()
+
+    def _clear(self) -> None:
+        for each in (COLD, BEGUN) if self.ranks.first else ():
             shutil.rmtree(self.path / each, ignore_errors=True)

@@ -156,6 +156,35 @@ def test_whoever_is_killed_on_the_way_ends_with_the_same_bits(worse, left, task,
     assert done and same(weights, whole)
 
 
+def test_when_what_was_tried_has_gone_meanwhile_the_next_one_is_tried_from_its_beginning(left, task, texts, told, tmp_path, monkeypatch):
+    first, second = left("first"), left("other")
+    monkeypatch.setattr(beginning._Beginning, "_compared", lambda self, *_: (False, ""))
+    whole, _ = trains(task(texts("second")), tmp_path / "whole", [offer(second, 2)])
+    step = Trainer._train_step
+    count = iter(range(1, 100))
+
+    def dies(self, parts):
+        if next(count) == beginning.TRIAL + 3:
+            raise KeyboardInterrupt
+        step(self, parts)
+
+    monkeypatch.setattr(Trainer, "_train_step", dies)
+    with pytest.raises(KeyboardInterrupt):
+        trains(task(texts("second")), tmp_path / "b", [offer(first), offer(second, 2)])
+    shutil.rmtree(first)
+    weights, _ = trains(task(texts("second")), tmp_path / "b", [offer(first), offer(second, 2)])
+    assert same(weights, whole) and told[-2]["begun"]["source"] == 2
+
+
+def test_a_look_comes_soon_or_not_at_all(left, task, texts, told, tmp_path):
+    source = left()
+    trains(task(texts("second")), tmp_path / "short", [offer(source)], stop=Stop(iterations=beginning.TRIAL))
+    assert states(told) == ["begun"] and told[-1]["adapter"]["begun"]
+    told.clear()
+    trains(task(texts("second")), tmp_path / "late", [offer(source)], curve=[(beginning.LATEST + 1, 0.5)])
+    assert [one["begun"].get("step") for one in told if "begun" in one] == [None, beginning.TRIAL]
+
+
 def test_what_cannot_be_begun_with_is_told_in_words_and_the_next_one_is_taken(left, task, texts, told, tmp_path, model_of):
     whole, wrong = left(), left("wrong", r=4)
     damaged, gone = tmp_path / "damaged", tmp_path / "gone"
