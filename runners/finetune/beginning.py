@@ -175,6 +175,7 @@ class _Beginning:
         if trainer is None:
             return None
         if trainer.reached or trainer.step >= trainer.total:
+            script.report(step=trainer.step, total=trainer.total, **(trainer.metrics or {}))
             return self._decide(state, "undone", f"its training from the backbone had ended before step {state.step}", cost=0)
         return self._keep(replace(state, phase="begun", cold=trainer.metrics))
 

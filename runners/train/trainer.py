@@ -87,7 +87,7 @@ class Trainer:
         self.last: float | None = None  #: value of the stopping rule's metric, since this attempt began
         self.reached = False  #: the target of the stopping rule
         self.until, self.silent = until, silent
-        self.metrics: dict[str, float] | None = None  #: of the last evaluation
+        self.metrics: dict[str, Any] | None = None  #: of the last evaluation
         rng.seed_all(task.seed * 1_000_003 + ranks.rank)
         if self.reusing is not None:
             self.reusing.warn(self.optimizer, self.loading.capacity, self.loading.part, len(task.train) // parts)
