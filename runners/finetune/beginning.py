@@ -176,7 +176,8 @@ class _Beginning:
             return None
         if trainer.reached or trainer.step >= trainer.total:
             script.report(step=trainer.step, total=trainer.total, **(trainer.metrics or {}))
-            return self._decide(state, "undone", f"its training from the backbone had ended before step {state.step}", cost=0)
+            self._tell("cold", None, step=trainer.step, why="its training from the backbone was over before an adapter could be tried")
+            return self._keep(replace(state, phase="undone"))  # which teaches nothing of the pair
         return self._keep(replace(state, phase="begun", cold=trainer.metrics))
 
     def _try(self, state: State) -> State | None:

@@ -237,3 +237,10 @@ def test_weights_that_are_not_finite_are_nobodys_beginning(left, task, texts, tm
 def test_kinds_of_labels_are_the_names_of_the_classes():
     assert kind_of_labels(["Spam ", "ham"]) == kind_of_labels(["ham", "spam"]) == "ham, spam"
     assert kind_of_labels([f"class number {n}" for n in range(99)]).startswith("99 classes (")
+
+
+def test_a_job_that_is_over_before_anything_was_tried_teaches_nothing(left, task, texts, told, tmp_path):
+    source = left()
+    trains(task(texts("second")), tmp_path / "b", [offer(source)], stop=Stop(iterations=STEPS, metric="accuracy", target=0.0))
+    assert states(told) == ["begun", "cold"] and "was over before an adapter could be tried" in told[-2]["begun"]["why"]
+    assert not told[-1]["adapter"]["begun"] and told[-1]["adapter"]["reached"]
