@@ -117,6 +117,20 @@ class Poll(msgspec.Struct, frozen=True, kw_only=True):
     sends_logs: bool = False  #: it answers the ``logs`` of `Assignments`
 
 
+class AdapterOffer(msgspec.Struct, frozen=True, kw_only=True):
+    """What an ended job has left, with which one may begin."""
+
+    job: int
+    directory: str  #: of that job's checkpoints on this node
+    data: str
+    digest: str  #: of that job's training samples
+    expected: float | None = None  #: steps from the backbone over steps with it; None: nothing was measured
+    why: str = ""
+    same_kind: bool = False  #: only if the kind of labels is the same
+    named: bool = False  #: its submitter named it: it is not tried, but taken
+    here: bool = True  #: as far as is known the directory lies in a place that this node reads
+
+
 class Fetch(msgspec.Struct, frozen=True, kw_only=True):
     """The checkpoints of a job lie on another host; it begins with them, or not at all."""
 
@@ -169,6 +183,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     input: str | None = None  #: owner and name of the group of jobs with which it shares its input
     hosts: int = 1  #: over which the gang goes: its nodes, but for those on one host
     checkpoints: str | None = None  #: directory of its checkpoints, None: in the home of the runner
+    offers: list[AdapterOffer] = []  #: with one of which it may begin while it has no checkpoint of its own, the best first
+    curve: list[tuple[int, float]] = []  #: steps, and what the metric that it stops at was there for jobs like it without one
     fetch: Fetch | None = None  #: what it is to begin with, None: what is in that directory
     replicas: ReplicaGroup | None = None  #: the group of replicas that it is in; ``rendezvous`` is then where it answers the others
 
@@ -372,6 +388,35 @@ class PartTimes(msgspec.Struct, frozen=True, kw_only=True):
     rows: Annotated[list[PartTime], msgspec.Meta(min_length=1, max_length=MOST_VALUES)]
 
 
+class Begun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """With which adapter a job has begun, and whether it went on with it; told anew whenever that changes."""
+
+    state: Literal["begun", "kept", "undone", "cold"]
+    source: Count | None = None  #: job whose adapter it is; None: none
+    labels: Words
+    same_data: bool = False
+    expected: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None
+    step: Count = 0
+    cost: Count = 0  #: steps that were computed and that it does not go on from
+    why: Words
+    damaged: dict[Count, Words] = {}  #: offers that cannot be read, by job, and why
+
+
+class LeftAdapter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a fine-tuning has left for others to begin with."""
+
+    backbone: Name
+    revision: Name
+    petl: Name
+    digest: Name
+    labels: Words
+    steps: Count
+    reached: bool = False  #: the target of its metric
+    begun: bool = False  #: it had begun with an adapter, and kept it
+    bytes: Count = 0
+    unusable: Words | None = None
+
+
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One report of a rank, a line of its reports file. ``seq`` counts from 1 within the lease and rank."""
 
@@ -385,6 +430,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     speed: Speed | None = None  #: a measurement; such a record tells nothing else
     pipeline: Pipeline | None = None  #: a step of a tuner; such a record tells nothing else
     part_times: PartTimes | None = None  #: a profile for swapping; such a record tells nothing else
+    begun: Begun | None = None  #: such a record tells nothing else
+    adapter: LeftAdapter | None = None  #: such a record tells nothing else
     at: Figure | None = None  #: when, by the boot clock of its host (s): what its runner goes by
 
 

@@ -86,6 +86,7 @@ class Jobs:
     #: What it asks of each of its GPUs, as `Placement` takes it: the bytes of ``gpu_memory``, or, of one that may start on some nodes only,
     #: as only these can read its checkpoint, minus the number (from 1) of a `Need` of ``View.needs``; None: the bytes of all.
     need: Floats | None = None
+    begins: Bools | None = None  #: whether it may begin with the weights of a job that has ended, as the policy says; None: everybody may
 
     def __len__(self) -> int:
         return len(self.id)

@@ -32,7 +32,8 @@ SELECT i, 'job-' || i, 'finetune', 'default', 'user' || i % 5, state, submitted 
        CASE WHEN i % 5 = 0 THEN 'packed' END, CASE WHEN i % 3 = 0 THEN 'minilm' END, CASE WHEN i % 7 = 6 THEN i - 1 END,
        CASE WHEN i % 11 = 0 THEN '{"node1": "workdir: there is no directory /work on this node"}' END,
        CASE WHEN i % 4 = 0 THEN 'home-0' END, CASE WHEN i % 4 = 0 THEN 1000 * i END, CASE WHEN i % 8 = 0 THEN sha256(i::VARCHAR) END,
-       CASE WHEN i % 8 = 4 THEN 'its checkpoint is damaged' END
+       CASE WHEN i % 8 = 4 THEN 'its checkpoint is damaged' END, CASE WHEN i % 6 = 5 THEN 'auto' WHEN i % 12 = 4 THEN 'job' END,
+       CASE WHEN i % 12 = 4 THEN i - 1 END
 FROM (
     SELECT i, getvariable('origin') + to_seconds(30 * i) AS submitted, i < getvariable('running_from') AS ended,
            CASE WHEN i >= getvariable('running_from') + 7 THEN 'pending' WHEN i >= getvariable('running_from') THEN 'running'
@@ -145,3 +146,16 @@ SELECT l.job_id, l.id AS lease_id, 0 AS rank, 100 + s AS seq, l.started_at + to_
 FROM leases l, range(3) r(s),
      (VALUES ('read', 0, 'workers', 0.002, 0.6), ('udf', 1, 'workers', 0.02, 0.0), ('prefetch', 2, 'MiB', NULL, 0.0)) v(stage, position, unit, latency, starved)
 WHERE l.state = 'running' OR l.id = 1;
+-- What the first fine-tunings left, and with which of it others began.
+INSERT INTO adapters BY NAME
+SELECT id AS job_id, owner, 'text-classifier' AS recipe, 'minilm' AS backbone, 'abc' AS revision, 'lora of rank 8 on query, value' AS petl,
+       'set-' || id % 3 AS data, 'd' || id % 3 AS digest, CASE WHEN id % 3 = 0 THEN 'ham, spam' ELSE 'negative, positive' END AS labels,
+       id % 3 AS lesson, 20 + id % 7 AS steps, true AS reached, id % 6 = 5 AS begun, 200000 AS bytes, finished_at AS ended_at,
+       CASE WHEN id % 5 = 0 THEN 'newer ones of the same data are kept' END AS gone
+FROM jobs WHERE state = 'completed' AND id < 60;
+INSERT INTO beginnings BY NAME
+SELECT j.id AS job_id, CASE WHEN j.id > 6 THEN (SELECT min(a.job_id) FROM adapters a) END AS source, 'set-' || j.id % 3 AS data,
+       'negative, positive' AS labels, j.id % 4 = 0 AS same_data, CASE WHEN j.id % 2 = 1 THEN 1.7 END AS expected,
+       CASE WHEN j.id <= 6 THEN 'cold' WHEN j.id % 5 = 0 THEN 'undone' ELSE 'kept' END AS state, 5 AS step, 5 AS cost, 'as measured' AS why,
+       j.finished_at AS decided_at
+FROM jobs j WHERE j.begins IS NOT NULL AND j.state = 'completed' AND j.id < 60;

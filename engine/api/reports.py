@@ -1,4 +1,4 @@
-"""What `stoker report` reads: the queries of sql/report/, by name, on the daemon's own cursor."""
+"""What `stoker report` reads: the queries of sql/report/, by name, on the daemon's own cursor; and the bank of adapters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from ..errors import NotFound, nearest
-from ..json_rows import plain
+from ..json_rows import objects, plain
 from ..store.reading import Value, read
 from ..store.sqlfiles import names
 from .call import Call, endpoint
@@ -36,4 +36,9 @@ def _answer(call: Call, asked: Asked) -> dict[str, Any]:
     return {"columns": found.columns, "rows": rows, "truncated": found.truncated}
 
 
-ENDPOINTS = [endpoint("/v1/report", "read", report, ["POST"])]
+async def adapters(call: Call) -> dict[str, Any]:
+    every = call.query("all") in ("1", "true")
+    return {"adapters": await call.read(objects, call.daemon.store, "api/adapters", call.query("user"), every)}
+
+
+ENDPOINTS = [endpoint("/v1/report", "read", report, ["POST"]), endpoint("/v1/adapters", "read", adapters)]

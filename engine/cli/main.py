@@ -35,6 +35,7 @@ SECTIONS: dict[str, dict[str, Lazy]] = {
         "move": Lazy("hold_cancel:move", "Let jobs begin anew on any runner."),
         "priority": Lazy("hold_cancel:priority", "Change the priority of jobs."),
         "schedule": Lazy("schedule:schedule", "Recurring jobs."),
+        "adapters": Lazy("adapters:adapters", "List what ended fine-tunings left for others to begin with."),
         "swap": Lazy("swap:swap", "Train in less device memory than the model needs."),
     },
     "Looking": {

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import msgspec
 
 from ...policies.contract import precedence
 from ..hosts.places import Places, places_of
-from ..protocol import Assignment, Assignments, Fetch, Replica, ReplicaGroup, SendCheckpoint
+from ..protocol import AdapterOffer, Assignment, Assignments, Fetch, Replica, ReplicaGroup, SendCheckpoint
 from ..store.store import Store
 
 RENDEZVOUS_BASE = 29500  #: ports that the first node of a gang tries first
@@ -92,7 +92,8 @@ class Board:
         self._terms = {lease: terms for lease, terms in self._terms.items() if lease in leases}
         self._sources = {lease: source for lease, source in self._sources.items() if lease in leases}
         fresh = sorted(leases.keys() - self._terms.keys())
-        for lease, text, snapshot, memory, source, place, run_dir, trained_as, owner in (
+        begins: dict[int, dict[str, Any]] = {}
+        for lease, text, snapshot, memory, source, place, run_dir, trained_as, owner, offered in (
             self._store.rows("policy/lease_specs", fresh) if fresh else ()
         ):
             spec = json.loads(text)
@@ -103,7 +104,9 @@ class Board:
                 "spec": spec, "snapshot": snapshot, "gpu_memory": memory, "grace": spec.get("grace", GRACE),
                 "input": shared and f"{owner}/{shared}",
             }  # fmt: skip
-            self._sources[lease] = _Source(source, place, run_dir and str(Path(run_dir).parent / "checkpoints"))
+            self._sources[lease] = _Source(source, place, _checkpoints(run_dir))
+            begins |= {lease: json.loads(offered)} if offered else {}
+        self._offer(begins)
         grouped = [lease for lease, held in leases.items() if self._terms[lease]["spec"].get("replicas") and not held[0]["profile"]]
         groups = _groups(self._store.objects("policy/replica_groups", grouped)) if grouped else {}
         wanted: dict[str, list[Assignment]] = defaultdict(list)
@@ -113,6 +116,19 @@ class Board:
             for node, part in _parts(held, self._terms[lease], self._sources[lease], *given):
                 wanted[node].append(part)
         return wanted
+
+    def _offer(self, begins: Mapping[int, Mapping[str, Any]]) -> None:
+        """Adapters with which leases may begin, where they lie."""
+        jobs = sorted({offer["job"] for one in begins.values() for offer in one["offers"]})
+        places = (
+            {job: _Source(job, place, _checkpoints(run_dir)) for job, place, run_dir in self._store.rows("policy/adapter_places", jobs)}
+            if jobs
+            else {}
+        )
+        for lease, one in begins.items():
+            offers = [(places[offer["job"]], offer) for offer in one["offers"] if offer["job"] in places]
+            self._sources[lease] = replace(self._sources[lease], offers=offers)
+            self._terms[lease]["curve"] = [tuple(point) for point in one["curve"]]
 
     def _fetched(self, jobs: Sequence[int]) -> dict[int, Fetch]:
         """With which checkpoints jobs begin that lie elsewhere."""
@@ -170,6 +186,7 @@ class _Source:
     job: int | None
     place: str | None  #: of its checkpoint, None: not told
     directory: str | None  #: of its checkpoints on the host where it ran last
+    offers: Sequence[tuple[_Source, Mapping[str, Any]]] = ()  #: adapters with which it may begin in place of that
 
 
 def _is_elsewhere(node: dict[str, Any]) -> bool:
@@ -238,6 +255,11 @@ def _parts(
                 checkpoints=_shared(own[0], lease["job"], lease["place"]),
                 fetch=fetched if _is_elsewhere(own[0]) else None,
                 begin_from=_begin_from(own[0], source),
+                offers=[
+                    AdapterOffer(directory=where, here=_is_read(own[0], of), **offer)
+                    for of, offer in source.offers
+                    if (where := _begin_from(own[0], of))
+                ],
                 resume=max(lease["attempt"] - 1, 0),
                 profile=lease["profile"],
                 share=lease["share"],
@@ -256,10 +278,19 @@ def _shared(node: dict[str, Any], job: int, place: str | None) -> str | None:
     return f"{node['shared_checkpoints']}/{job}/checkpoints"
 
 
+def _is_read(node: dict[str, Any], source: _Source) -> bool:
+    """Whether a node reads the place of a checkpoint, as far as is known."""
+    return source.place is None or source.place in (node["shared_place"], *node["home_places"])
+
+
 def _begin_from(node: dict[str, Any], source: _Source) -> str | None:
     if source.job is None or source.place is None or source.place not in (node["shared_place"], *node["home_places"]):
         return source.directory
     return _shared(node, source.job, source.place) or f"{node['home']}/jobs/{source.job}/checkpoints"
+
+
+def _checkpoints(run_dir: str | None) -> str | None:
+    return run_dir and str(Path(run_dir).parent / "checkpoints")
 
 
 def _meeting(first: dict[str, Any]) -> str:

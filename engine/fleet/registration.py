@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from ..adapters.stored_adapters import keep as keep_adapters
 from ..errors import Conflict, Stale, StokerError, UsageError
 from ..estimation.speeds import Measured, learn_speeds
 from ..jobs.begin_from import first_saved
@@ -19,7 +20,21 @@ from ..jobs.moves import Move, move
 from ..jobs.outcomes import End
 from ..jobs.pipeline_steps import rows_of
 from ..jobs.states import State
-from ..protocol import MOST_WORDS, VERSION, Ack, ForkServer, Hello, PartTimes, Record, Records, Report, Sample, WorkerUpdate
+from ..protocol import (
+    MOST_WORDS,
+    VERSION,
+    Ack,
+    Begun,
+    ForkServer,
+    Hello,
+    LeftAdapter,
+    PartTimes,
+    Record,
+    Records,
+    Report,
+    Sample,
+    WorkerUpdate,
+)  # fmt: skip
 from ..store.transaction import Transaction
 from .job_files import drop_files, take_files
 from .offers import require_free
@@ -228,6 +243,8 @@ def _take_records(tx: Transaction, batch: Sequence[tuple[str, Records]], live: M
     speeds: list[Measured] = []
     pipelines: list[dict[str, Any]] = []
     profiles: list[PartTimes] = []
+    begun: list[tuple[int, Begun]] = []
+    left: list[tuple[int, LeftAdapter]] = []
     for node, records in batch:
         part = live.get((records.lease, node))
         if part is None:
@@ -244,6 +261,10 @@ def _take_records(tx: Transaction, batch: Sequence[tuple[str, Records]], live: M
                 profiles.append(record.part_times)
             if record.speed is not None or record.part_times is not None or part.lease.profile:
                 continue
+            if record.begun is not None or record.adapter is not None:
+                begun += [(part.lease.job, record.begun)] if record.begun is not None else []
+                left += [(part.lease.job, record.adapter)] if record.adapter is not None else []
+                continue
             source = {"job_id": part.lease.job, "lease_id": records.lease, "rank": records.rank, "seq": record.seq, "ts": record.ts}
             if record.pipeline is not None:
                 pipelines += rows_of(record.pipeline, source)
@@ -258,6 +279,7 @@ def _take_records(tx: Transaction, batch: Sequence[tuple[str, Records]], live: M
     _progress(tx, latest)
     learn_speeds(tx, speeds)
     keep_part_times(tx, profiles)
+    keep_adapters(tx, begun, left)
     return stale
 
 

@@ -57,6 +57,7 @@ def explain(
         + (_partners(partners) or _alone(store, row))
         + _leaving(store, row)
         + _bank(store, row)
+        + _begins(store, row)
         + _start(store, row)
         + (_serving(store, job) if row["kind"] == SERVES else "")
         + _input(store, job)
@@ -140,6 +141,22 @@ def _leaving(store: Store, row: dict[str, Any]) -> str:
         if words:
             return f"; {words}"
     return "".join(f"; {node} leaves {fmt.relative(at, time.time())}" for node, at in found)
+
+
+def _begins(store: Store, row: dict[str, Any]) -> str:
+    """Of a job that may begin with the adapter of another one: with which it did, or would."""
+    if row["begins"] is None:
+        return ""
+    found = objects(store, "api/beginning", row["id"])
+    if not found:
+        named = row["begin_after"]
+        which = "the one that promises most when it starts" if named is None else f"that of job {named}"
+        return f"; begins with an adapter of the bank: {which}"
+    (one,) = found
+    if one["source"] is None:
+        return f"; begins from its backbone: {one['why']}"
+    words = {"planned": "begins", "undone": "had begun"}.get(one["state"], "began")
+    return f"; {words} with the adapter of job {one['source']} ({one['source_data']}): {one['why']}"
 
 
 def _start(store: Store, row: dict[str, Any]) -> str:

@@ -23,13 +23,15 @@ class Source:
     state: State
     saved: bool  #: there is a checkpoint of it
     begin_from: int | None = None  #: with whose weights it begins itself
+    owner: str = ""
+    left: bool = False  #: an adapter of it is in the bank
 
 
 def sources_of(rows: Iterable[Sequence[Any]]) -> dict[int, Source]:
     """Of the query ``store/weight_sources``, by number."""
     return {
-        job: Source(str(job), msgspec.json.decode(spec, type=JobSpec), State(state), saved, begin_from)
-        for job, spec, state, saved, begin_from in rows
+        job: Source(str(job), msgspec.json.decode(spec, type=JobSpec), State(state), saved, begin_from, owner, left)
+        for job, spec, state, saved, begin_from, owner, left in rows
     }
 
 
@@ -46,6 +48,26 @@ def objection(spec: JobSpec, source: Source) -> str | None:
         return f"{name} starts from the backbone {of.starts_from}, and this one from {spec.starts_from}: the models differ"
     if source.state in FINAL and not source.saved:
         return f"{name} has ended as {source.state} without a checkpoint"
+    return None
+
+
+def adapter_objection(spec: JobSpec, source: Source, user: str) -> str | None:
+    """Why a job can never begin with the adapter of that job; None: as far as is known it can, once that has ended."""
+    of, name = source.spec, f"job {source.name}"
+    if source.owner != user:
+        return f"{name} is {source.owner}'s, and jobs begin with adapters of their own user's jobs only"
+    if of.recipe != spec.recipe:
+        return f"{name} trains {of.recipe or of.entrypoint or 'a command'}, and this one {spec.recipe}: what it leaves does not fit"
+    if of.kind == SERVES:
+        return f"{name} serves a model and leaves no adapter; name the job that trained it"
+    if None not in (spec.starts_from, of.starts_from) and spec.starts_from != of.starts_from:
+        return f"{name} starts from the backbone {of.starts_from}, and this one from {spec.starts_from}: they are never mixed"
+    for param, default in (("petl", "full"), ("r", None), ("targets", None), ("layers", None)):
+        mine, other = (each.params.get(param, default) for each in (spec, of))
+        if None not in (mine, other) and mine != other:
+            return f"{name} has {param}: {other}, and this one {mine}: forms of what is trained are never mixed"
+    if source.state in FINAL and not source.left:
+        return f"{name} has ended as {source.state}, and its adapter is not in the bank (see 'stoker adapters --all')"
     return None
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from ..adapters.stored_adapters import Beginning, choose
 from ..estimation.speeds import mix
 from ..spec.model import SERVES, JobSpec
 from ..spec.model import Stop as StopRule
@@ -47,17 +48,22 @@ class Grant:
 
 def grant(tx: Transaction, grants: Sequence[Grant], policy: str, decision: int) -> list[int]:
     """Give leases to pending jobs; the caller has checked that jobs and GPUs are free. Answers with their numbers."""
+    chosen = choose(tx, {given.job: given.begin_from for given in grants if not given.profile}) if grants else {}
     before = {job: (attempts, source) for job, attempts, source in tx.execute("job_attempts", [g.job for g in grants])} if grants else {}
     leases, held, workers, moves = [], [], [], []
     for given in grants:
         lease = tx.number("leases")
         attempts, source = before[given.job]
         attempt = attempts + (not given.profile)
-        source = given.begin_from if source is None else source
+        if given.job in chosen:
+            source = None  # what the policy says is the first of its offers
+        elif source is None:
+            source = given.begin_from
+        options = _options(given.share, given.memory, source, chosen.get(given.job))
         expires = None if given.expires is None else max(given.expires, tx.now + given.lasts)
         leases.append({"id": lease, "job_id": given.job, "attempt": attempt, "gpu_count": len(given.gpus), "state": "granted",
                        "granted_at": tx.now, "expires_at": expires, "profile": given.profile, "policy": policy,
-                       "decision_id": decision, "share": given.share, "options": _options(given.share, given.memory, source)})  # fmt: skip
+                       "decision_id": decision, "share": given.share, "options": options})  # fmt: skip
         held += [{"lease_id": lease, "gpu_id": gpu, "node_id": node} for gpu, node in given.gpus]
         nodes = dict.fromkeys(node for _, node in given.gpus)
         workers += [{"lease_id": lease, "node_id": node, "state": "granted"} for node in nodes]
@@ -74,9 +80,14 @@ def grant(tx: Transaction, grants: Sequence[Grant], policy: str, decision: int) 
     return [lease["id"] for lease in leases]
 
 
-def _options(share: str, memory: int, begin_from: int | None) -> str | None:
-    options = {"memory": memory if share != EXCLUSIVE else 0, "begin_from": begin_from}
+def _options(share: str, memory: int, begin_from: int | None, begins: Beginning | None = None) -> str | None:
+    options = {"memory": memory if share != EXCLUSIVE else 0, "begin_from": begin_from, "begins": begins.to_json() if begins else {}}
     return json.dumps({name: value for name, value in options.items() if value}) if any(options.values()) else None
+
+
+def _shared_options(how: Join, lease: Mapping[str, Any]) -> str | None:
+    begins = json.loads(lease["begins"]) if lease["begins"] else {}
+    return _options(how.share, how.memory, lease["begin_from"], Beginning(**begins))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +105,7 @@ def join(tx: Transaction, joined: Mapping[int, Join], actor: str) -> None:
     for lease, how in found:
         tx.event("lease.share", actor, job=lease["job_id"], lease=lease["id"], after=how.share, reason=REASONS[how.share])
     tx.update("leases", ["id"], [
-        {"id": lease["id"], "share": how.share, "options": _options(how.share, how.memory, lease["begin_from"])}
+        {"id": lease["id"], "share": how.share, "options": _shared_options(how, lease)}
         for lease, how in found])  # fmt: skip
     if found:
         tx.touch("leases")

@@ -11,12 +11,13 @@ from typing import Any
 
 import msgspec
 
+from ..adapters.stored_adapters import begins_of
 from ..errors import Conflict, Gathered, NotFound, StokerError, UsageError, nearest
 from ..spec.check import MAX_EDGES, require_time
 from ..spec.model import SERVES, JobSpec, Submission, base_name
 from ..spec.same import differences
 from ..store.transaction import Transaction
-from .begin_from import Source, objection, sources_of
+from .begin_from import Source, adapter_objection, objection, sources_of
 from .states import FINAL, State
 
 
@@ -91,10 +92,11 @@ def submit(tx: Transaction, batch: Sequence[SubmitRequest]) -> Sequence[list[dic
             check(fresh, context.pools, tx.now if request.schedule is None else 0.0)
             edges = _resolve(fresh, known, request.user, context)
             sources = _weights(tx, fresh, known, request.user, context)
+            begins = _begins(tx, fresh, known, request.user, context)
         except StokerError as error:
             answers.append(error)
             continue
-        answers.append(_accept(tx, request, known, edges, sources, context))
+        answers.append(_accept(tx, request, known, edges, sources, begins, context))
     for table in ("jobs", "tiers", "dependencies", "provenance"):
         tx.insert(table, context.tables.get(table, []))
     tx.touch("queue")
@@ -159,7 +161,9 @@ def _require_gpus(spec: JobSpec, gpus: Mapping[int, int]) -> None:
 def _context(tx: Transaction, batch: Sequence[SubmitRequest]) -> _Context:
     specs = [spec for request in batch for spec in request.submission.jobs]
     keys = [spec.idempotency_key for spec in specs if spec.idempotency_key]
-    wanted = sorted({job for spec in specs for job in (*(item.job for item in spec.after), spec.weights_job) if job is not None})
+    wanted = sorted(
+        {job for spec in specs for job in (*(item.job for item in spec.after), spec.weights_job, spec.begin_job) if job is not None}
+    )
     context = _Context(keys={}, names=_Names(), states={}, pools=pools_of(tx.execute("pool_sizes")))
     for job, owner, key, state, spec, submitted_at in tx.execute("idempotency", keys) if keys else ():
         context.keys[owner, key] = _Keyed(job, msgspec.json.decode(spec, type=JobSpec), submitted_at)
@@ -238,24 +242,50 @@ def _weights(tx: Transaction, fresh: Sequence[JobSpec], known: Mapping[str, int]
     own = {spec.name: spec for spec in fresh}
     found: dict[str, int | str] = {}
     for spec in fresh:
-        word = spec.weights_job
-        if word is None:
+        if (word := spec.weights_job) is None:
             continue
-        if word in own and word != spec.name:
-            found[spec.name], source = word, Source(word, own[word], State.PENDING, saved=False)
-        else:
-            jobs = (known[word],) if word in known else context.names.find(word, spec.user or user)
-            if not jobs:
-                near = nearest(word, own.keys() - {spec.name})
-                raise NotFound(f"weights: {spec.name} is to begin with those of job {word!r}, and there is no such job{near}")
-            if len(jobs) > 1:
-                raise UsageError(f"weights: {word} is an array of {len(jobs)} tasks; name one of them, such as job:{word}[0]")
-            if jobs[0] not in context.sources:
-                context.sources |= sources_of(tx.execute("weight_sources", list(jobs)))
-            found[spec.name], source = jobs[0], context.sources[jobs[0]]
+        found[spec.name], source = _source(tx, ("weights", "those"), spec, word, own, known, user, context)
         if (words := objection(spec, source)) is not None:
             raise UsageError(f"weights: {spec.name}: {words}")
     return found
+
+
+def _begins(tx: Transaction, fresh: Sequence[JobSpec], known: Mapping[str, int], user: str, context: _Context) -> dict[str, int | str]:
+    """The same of jobs that begin with the adapter of another one, after its end."""
+    own = {spec.name: spec for spec in fresh}
+    found: dict[str, int | str] = {}
+    for spec in fresh:
+        if (word := spec.begin_job) is None:
+            continue
+        found[spec.name], source = _source(tx, ("begin", "the adapter"), spec, word, own, known, user, context)
+        if (words := adapter_objection(spec, source, spec.user or user)) is not None:
+            raise UsageError(f"begin: {spec.name}: {words}")
+    return found
+
+
+def _source(
+    tx: Transaction,
+    what: tuple[str, str],
+    spec: JobSpec,
+    word: str,
+    own: Mapping[str, JobSpec],
+    known: Mapping[str, int],
+    user: str,
+    context: _Context,
+) -> tuple[int | str, Source]:
+    """The job that ``word`` means to a new one: its number, or its name where it is of the same request. ``what``: field, its thing."""
+    if word in own and word != spec.name:
+        return word, Source(word, own[word], State.PENDING, saved=False, owner=own[word].user or user)
+    jobs = (known[word],) if word in known else context.names.find(word, spec.user or user)
+    if not jobs:
+        near = nearest(word, own.keys() - {spec.name})
+        before = " before it" if word == spec.name else ""
+        raise NotFound(f"{what[0]}: {spec.name} is to begin with {what[1]} of job {word!r}, and there is no such job{before}{near}")
+    if len(jobs) > 1:
+        raise UsageError(f"{what[0]}: {word} is an array of {len(jobs)} tasks; name one of them, such as job:{word}[0]")
+    if jobs[0] not in context.sources:
+        context.sources |= sources_of(tx.execute("weight_sources", list(jobs)))
+    return jobs[0], context.sources[jobs[0]]
 
 
 def _accept(
@@ -264,6 +294,7 @@ def _accept(
     known: Mapping[str, int],
     edges: Mapping[str, list[tuple[int | str, str]]],
     sources: Mapping[str, int | str],
+    begins: Mapping[str, int | str],
     context: _Context,
 ) -> list[dict[str, Any]]:
     specs = request.submission.jobs
@@ -279,6 +310,9 @@ def _accept(
             answer.append({"id": job, "name": spec.name, "state": None, "existing": True})
             continue
         needs = [(numbers[target] if isinstance(target, str) else target, mode) for target, mode in edges[spec.name]]
+        begin_after = numbers[target] if isinstance(target := begins.get(spec.name), str) else target
+        if begin_after is not None and begin_after not in [number for number, _ in needs]:
+            needs.append((begin_after, "any"))
         unmet = 0
         for number, mode in needs:
             met = context.states.get(number) in FINAL
@@ -289,7 +323,8 @@ def _accept(
         state = State.SUBMITTED if unmet or unsaved or spec.hold else State.PENDING
         reason = f"waits for job {begin_from} to save a checkpoint" if unsaved else "ready"
         reason = "held" if spec.hold else f"waits for {unmet} other job{'s' * (unmet > 1)}" if unmet else reason
-        _write(tx, request, spec, job, state, reason, first.get(base_name(spec.name)) if spec.array_size else None, begin_from, context)
+        array = first.get(base_name(spec.name)) if spec.array_size else None
+        _write(tx, request, spec, job, state, reason, array, begin_from, begin_after, context)
         _remember(spec, job, state, _owner(spec, request), tx.now, context)
         answer.append({"id": job, "name": spec.name, "state": str(state), "existing": False})
     for (owner, name), tasks in arrays.items():
@@ -302,7 +337,7 @@ def _remember(spec: JobSpec, job: int, state: State, owner: str, now: float, con
     context.states[job] = state
     if spec.kind == SERVES:
         context.servers.add(job)
-    context.sources[job] = Source(str(job), spec, state, saved=False)
+    context.sources[job] = Source(str(job), spec, state, saved=False, owner=owner)
     context.names.add(owner, spec.name, (job,))
     if spec.idempotency_key is not None:
         context.names.add(owner, spec.idempotency_key, (job,), is_key=True)
@@ -324,12 +359,14 @@ def _write(
     reason: str,
     array: int | None,
     begin_from: int | None,
+    begin_after: int | None,
     context: _Context,
 ) -> None:
     user = _owner(spec, request)
     context.add("jobs", {**job_row(spec, tx.now), "id": job, "owner": user, "state": state, "state_reason": reason,
                          "eligible_at": tx.now if state is State.PENDING else None, "array_id": array,
-                         "schedule_id": request.schedule, "begin_from": begin_from})  # fmt: skip
+                         "schedule_id": request.schedule, "begin_from": begin_from,
+                         "begins": begins_of(spec), "begin_after": begin_after})  # fmt: skip
     for tier in spec.demand.tiers:
         context.add("tiers", {"job_id": job, "deadline": tier.deadline, "reward": tier.reward})
     provenance = request.submission.provenance

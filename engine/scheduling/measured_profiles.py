@@ -10,7 +10,9 @@ import numpy as np
 
 from ...policies.contract import Floats, Ints
 from ...policies.estimate.throughput import Profile, Throughput
-from .query_columns import Array, Columns, Groups, floats
+from ...policies.estimate.transfers import Transfers
+from ..adapters.adapter_choice import LEAST_GAIN
+from .query_columns import Array, Columns, Groups, floats, ints
 
 _MOST = 64  #: GPUs up to which a speed is predicted, unless the gang is larger
 
@@ -55,6 +57,26 @@ def slowdowns_of(measured: Columns, profiles: Sequence[Profile], products: Array
         pairs = np.ix_(rows.get(model, []), rows.get(beside, []))
         table[pairs] = np.fmax(table[pairs], slowdown)
     return table
+
+
+def transfers_of(bank: Columns, gains: Columns, known: Ints) -> tuple[Transfers | None, dict[int, int]]:
+    """`View.transfers` and `View.ended`, of the signatures of the profiles; None: no job may begin with an adapter.
+
+    ``bank``, ``gains``: as sql/policy/bank_of_signatures and gains_of_signatures have them.
+    """
+    if not bank:
+        return None, {}
+    row_of = {signature: row for row, signature in enumerate(known.tolist())}
+    ended = {
+        row_of[signature]: job
+        for signature, job in zip(ints(bank["signature"]).tolist(), ints(bank["job"]).tolist(), strict=True)
+        if signature in row_of
+    }
+    begin = np.full((len(known), len(known)), np.nan)
+    for source, job, gain in zip(*(gains[name].tolist() for name in ("source", "job", "gain")), strict=True):
+        if source in row_of and job in row_of and gain >= LEAST_GAIN:
+            begin[row_of[source], row_of[job]] = 1 / gain
+    return Transfers(begin), ended
 
 
 def _known(seconds: float) -> float | None:

@@ -14,7 +14,7 @@ import numpy as np
 from ...policies.contract import Bools, Demand, Floats, Gpus, Ints, Jobs, Nodes, Phase, View
 from ..hosts.places import Saved, closed, places_of, reason, too_short
 from ..store.sqlfiles import sql
-from .measured_profiles import profiles_of, slowdowns_of
+from .measured_profiles import profiles_of, slowdowns_of, transfers_of
 from .overheads import Overheads
 from .query_columns import Array, Beside, Columns, codes, csr, fetch, fetch_of, first_known, floats, ints, parsed, rows_of, seconds, words
 from .warm_gpus import Servers, warm_columns
@@ -56,7 +56,8 @@ def snapshot(con: duckdb.DuckDBPyConnection, pool: str, now: float, overheads: O
     divided = Beside(lease_id, seen.divided, "lease_id")
     table = _jobs(jobs, seen.work, leases, divided, _rows_of_held(gpus.id, seen.held), seen.tiers, profile, overhead, now)
     slowdowns = slowdowns_of(seen.slowdowns, profiles, seen.gpus["product"])
-    view = View(now, pool, table, gpus, nodes, profiles, slowdowns=slowdowns)
+    transfers, ended = transfers_of(seen.bank, seen.gains, known)
+    view = View(now, pool, table, gpus, nodes, profiles, slowdowns=slowdowns, transfers=transfers, ended=ended)
     found = Snapshot(view, lease_id, leases.seconds("expires_at", np.inf), leases.floats("profile", 0.0) > 0, seen.ineligible)
     return _within_places(found, seen)
 
@@ -75,6 +76,8 @@ class _Read:
     slowdowns: Columns  #: of pairs of these models
     gpus: Columns
     nodes: Columns
+    bank: Columns  #: ended jobs whose adapters are in the bank, by signature; {}: no job may begin with one
+    gains: Columns  #: what was measured of beginnings
     servers: Servers  #: nothing is asked where no GPU is in a pool of a backbone
     ineligible: list[tuple[int, str, str]]
     saved: dict[int, Saved]  #: checkpoints, by row of the job that has one or is to begin with one
@@ -132,7 +135,9 @@ def _read(con: duckdb.DuckDBPyConnection, pool: str, now: float) -> _Read:
     jobs = {name: column[rows] for name, column in everything.items()}
     lease_id, signature = ints(jobs["lease_id"]), ints(jobs["signature"])
     held_leases = lease_id[lease_id > 0]
-    speeds = fetch_of(con, "policy/speeds", np.unique(signature[signature > 0]))
+    bank = fetch(con, "policy/bank_of_signatures") if jobs["begins"].any() else {}
+    signatures = np.concatenate([signature, ints(bank["signature"])]) if bank else signature
+    speeds = fetch_of(con, "policy/speeds", np.unique(signatures[signatures > 0]))
     gpus, nodes = fetch(con, "policy/gpus", pool), fetch(con, "policy/nodes")
     work = work_of(con, jobs, speeds, gpus["product"])
     leases = fetch_of(con, "policy/leases", held_leases)
@@ -149,6 +154,8 @@ def _read(con: duckdb.DuckDBPyConnection, pool: str, now: float) -> _Read:
         gpus=gpus,
         nodes=nodes,
         servers=con.execute(parsed(con, "policy/fork_servers")).fetchall() if any(gpus["warm"]) else [],
+        bank=bank,
+        gains=fetch(con, "policy/gains_of_signatures") if bank else {},
         ineligible=[] if schedulable.all() else con.execute(parsed(con, "policy/ineligible"), [pool, now]).fetchall(),
         unsaving=_unsaving(con, jobs, work, floats(nodes["leaves"])[nodes["state"] == "up"], now),
         **_saved(con, jobs),
@@ -254,6 +261,7 @@ def _jobs(
         kind=words(jobs["kind"]),
         backbone=words(jobs["backbone"]),
         share=words(jobs["share"]),
+        begins=jobs["begins"].astype(bool),
     )
 
 

@@ -164,6 +164,7 @@ _MAKE: Mapping[str, Callable[[LiveJobs], Any]] = {
     "kind": _words(lambda table: table.workload.kind),
     "backbone": _words(lambda table: table.workload.backbone),
     "share": _words(lambda table: table.workload.share),
+    "begins": lambda jobs: None,  # everybody may
     "_rows": _whole(Column.JOB),
     "_tiers": lambda jobs: jobs._table.tiers(),
     "_gap": _constant(lambda table: table.gap),

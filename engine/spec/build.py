@@ -37,6 +37,9 @@ class Recipe(Protocol):
     @property
     def answers(self) -> bool: ...  # its jobs may serve
 
+    @property
+    def leaves(self) -> bool: ...  # its jobs leave an adapter, with which others may begin
+
     def resolve(self, given: Mapping[str, Any], backbone: str | None, /) -> object: ...
 
     def unusable(self, given: Mapping[str, Any], backbone: str | None, /) -> str | None:
@@ -233,6 +236,9 @@ def _recipe_problems(draft: _Draft, spec: JobSpec, name: str, recipes: Mapping[s
     if spec.kind == SERVES and not recipes[name].answers:
         known = ", ".join(each for each, recipe in recipes.items() if recipe.answers)
         yield "kind", f"recipe {name} trains a model that answers nothing; those that do: {known}"
+    if spec.begin not in (None, "never") and not recipes[name].leaves:
+        known = ", ".join(each for each, recipe in recipes.items() if recipe.leaves)
+        yield "begin", f"recipe {name} leaves nothing with which others could begin; those that do: {known}"
     try:
         recipes[name].resolve(spec.params, spec.backbone)
         if files and (wrong := recipes[name].unusable(spec.params, spec.backbone)):

@@ -249,6 +249,25 @@ def _weights(spec: JobSpec) -> Iterator[Problem]:
         yield Problem("weights", f"must be {FROM_JOB}NAME or an absolute path, not {shown(spec.weights)}")
 
 
+def _begin(spec: JobSpec) -> Iterator[Problem]:
+    if spec.begin is None:
+        return
+    job = spec.begin_job
+    if job is None and spec.begin not in ("auto", "never"):
+        yield Problem("begin", f"must be auto, never or {FROM_JOB}NAME, not {shown(spec.begin)}")
+    elif job is not None and not (0 < len(job) <= MAX_NAME and job.isprintable() and job.strip() == job):
+        yield Problem("begin", f"must name a job, such as {FROM_JOB}amazon, not {shown(spec.begin)}")
+    if spec.begin == "never":
+        return
+    if spec.recipe is None or spec.kind == SERVES:
+        yield Problem("begin", "is for a job that fine-tunes a backbone by a recipe, such as text-classifier; remove it")
+    if spec.params.get("layers") == "head" and spec.params.get("petl") in (None, "full"):
+        yield Problem("begin", "with layers: head nothing is trained but the head, which each job has for itself; train more, or remove it")
+    for field, given in (("weights", spec.weights), ("params.adapter", spec.params.get("adapter"))):
+        if given:
+            yield Problem("begin", f"and {field} both say what it begins with; keep one of them")
+
+
 def _loading(spec: JobSpec) -> Iterator[Problem]:
     given: list[tuple[str, Iterator[tuple[str, str]]]] = []
     if spec.reuse is not None:
@@ -388,6 +407,6 @@ def _recurring(spec: JobSpec) -> Iterator[Problem]:
 
 
 _RULES: tuple[Rule, ...] = (
-    _work, _names, _resources, _demand, _stop, _serving, _backbone, _weights,
+    _work, _names, _resources, _demand, _stop, _serving, _backbone, _weights, _begin,
     _loading, _blocks, _surroundings, _params, _times, _retries, _relations, _array, _recurring,
 )  # fmt: skip

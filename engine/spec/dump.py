@@ -109,6 +109,7 @@ _WRITERS: dict[str, tuple[str, Callable[[JobSpec], Any]]] = {
     "cron": ("cron", lambda spec: spec.cron),
     "warm": ("warm", lambda spec: spec.warm),
     "weights": ("weights", lambda spec: spec.weights),
+    "begin": ("begin", lambda spec: spec.begin),
     **{name: (name, partial(_block, name)) for name in blocks.BLOCKS},
 }
 

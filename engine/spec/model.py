@@ -179,6 +179,8 @@ class Memory(Block, frozen=True, kw_only=True, forbid_unknown_fields=True):
             yield "cap", f"is more than share.memory, {spec.share.memory} bytes; lower it, or raise share.memory"
         if self.cap is not None and (spec.gpus_min, spec.gpus_max) != (1, 1):
             yield "cap", "a model is swapped on one GPU; write gpus: 1"
+        if self.cap is not None and spec.params.get("features") == "kept":
+            yield "cap", "a model whose features are kept is not swapped; remove params.features, or the cap"
         if spec.reuse is not None and (self.cap is not None or self.batches > 1):
             yield "", "is not carried out together with reuse; remove one of them"
 
@@ -312,6 +314,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     warm: Literal["auto", "off"] = "auto"  #: whether it may start by a fork from a process that has loaded what it imports
     weights: str | None = None  #: what it begins with: ``job:`` and the name or number of a job, or the absolute path of a file
     serve: Serve | None = None  #: of kind infer; None: as `Serve` has it
+    #: of a fine-tuning: ``auto``: with what an ended job of the same backbone left, where that helps; ``job:`` and a name or number: with
+    #: what that job leaves, once it has ended; ``never`` (None): from the backbone
+    begin: str | None = None
     replicas: Replicas | None = None  #: None: it is trained by one lease at a time
     host: Host | None = None  #: None: no limit
 
@@ -325,10 +330,15 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return None if self.weights_job is not None else self.weights
 
     @property
+    def begin_job(self) -> str | None:
+        """Name or number of the job with whose adapter it begins."""
+        return self.begin[len(FROM_JOB) :] if self.begin is not None and self.begin.startswith(FROM_JOB) else None
+
+    @property
     def waits_for(self) -> list[str]:
         """Jobs, as it names them, without which it cannot start. The weights of its own name are those of an earlier job."""
-        job = self.weights_job
-        return [dependency.job for dependency in self.after] + ([job] if job not in (None, base_name(self.name)) and job else [])
+        sources = [job for job in (self.weights_job, self.begin_job) if job and job != base_name(self.name)]
+        return [dependency.job for dependency in self.after] + sources
 
     @property
     def model(self) -> str:

@@ -67,6 +67,7 @@ class Groups:
         trained = jobs.run_time > 0
         if jobs.progress is not None:
             trained |= jobs.progress > 1e-9
+        self._may = [True] * len(self._id) if jobs.begins is None else jobs.begins.tolist()
         self._fresh = ((jobs.phase == Phase.PENDING) & ~trained).tolist()
         second = {self._row_of[job] for job in merges.seconds()}
         found = [self._group(row) for row in pool.rows.tolist() if row not in second]
@@ -133,7 +134,7 @@ class Groups:
     def _source(self, row: int) -> tuple[int, float] | None:
         """The job that has ended with whose weights one that has not trained is done soonest, and the ratio; None: from the backbone."""
         job, profile = self._id[row], self._profile[row]
-        if not self._fresh[row] or (job in self._pairs and self._pairs[job][1] == SPATIAL):
+        if not self._fresh[row] or not self._may[row] or (job in self._pairs and self._pairs[job][1] == SPATIAL):
             return None
         if row in self._places or not self._choices.ended:
             return self._of_pair(job, profile)
@@ -162,7 +163,7 @@ class Groups:
                 if one.task == two.task:
                     continue
                 ratio = self._known(one.task, two.task)
-                if choices.temporal and ratio < 1.0:
+                if choices.temporal and ratio < 1.0 and self._may[two.row]:
                     ends = {n: (takes, takes + two.cold[n] * ratio) for n, takes in one.seconds.items() if n in two.cold}
                     found.append(Merge(TEMPORAL, i, k, ends))
                 if choices.spatial and i < k and (one.task, two.task) in transfers.joint and (two.task, one.task) in transfers.joint:
@@ -191,7 +192,7 @@ class Groups:
                 round(math.log(min(group.seconds.values())) / math.log(step)),
                 round(math.log(min(group.cold.values())) / math.log(step)),
             )
-            key = (group.task, group.fresh, group.held, group.tasks, tuple(group.seconds), tuple(group.cold), *bucket)
+            key = (group.task, group.fresh, self._may[group.row], group.held, group.tasks, tuple(group.seconds), tuple(group.cold), *bucket)
             alike[key].append(group)
         self._members = list(alike.values())
         self.kinds = [

@@ -31,7 +31,8 @@ class Ymir:
     of their kinds; where nothing is, jobs are only given GPUs. Beyond the thesis, a job may begin with the weights of one that has ended,
     which costs no waiting. What is merged stays so, and is only resized.
 
-    Live nothing is known of transfers yet, so that it gives GPUs and merges nobody; in the simulator Titan's workloads tell it.
+    Live that is what was measured of jobs with ``begin: auto``, which alone wait for others or begin with their weights, and nobody trains
+    together; in the simulator Titan's workloads tell it.
 
     The program is solved as set partitioning over kinds of jobs that are alike, in milliseconds, with a certified gap. Who has GPUs
     already is resized where that is worth its switch.

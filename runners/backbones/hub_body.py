@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..finetune.kept_features import KeptFeatures
 from .hub_model import HubModel
 
 LAYERS = ("head", "last", "all")  #: what of a classifier is trained: the head alone, the last layer too, or all
@@ -48,8 +49,14 @@ class HubTexts(HubBody):
     def __init__(self, found: HubModel, layers: str) -> None:
         super().__init__(found, layers)
         self.hidden: int = found.config.hidden_size
+        self.kept: KeptFeatures | None = None  #: what the body makes of texts, where nothing of it is trained
 
     def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        if self.kept is not None:
+            return self.kept.padded(tokens, mask, lambda row: self._pooled(row, torch.ones_like(row, dtype=torch.bool))[0])
+        return self._pooled(tokens, mask)
+
+    def _pooled(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         states: torch.Tensor = self.body(input_ids=tokens, attention_mask=mask.long()).last_hidden_state.float()
         states = states[:, self.skipped :]
         if not self.bidirectional:  # the last token alone has seen all

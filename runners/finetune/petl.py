@@ -6,6 +6,7 @@ which `PeftModel.from_pretrained` makes the same model, and another job may begi
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import warnings
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 ADAPTER = "adapter"  #: directory of what was trained, beside the checkpoints
 FULL = "full"  #: no PETL
 ABOUT, HEAD = "stoker.json", "head.safetensors"  #: beside peft's files: what it is of, and the task's own head
+WEIGHTS = "adapter_model.safetensors"  #: of peft
 _FORMS = {"lora": "LORA", "adapter": "IA3", "prompt": "PROMPT_TUNING"}
 _AUTO = "auto"
 _PROMPT = "prompt_embeddings"  #: name of a prompt in a file of peft's
@@ -76,7 +78,25 @@ class Adapted:
             weights = {name: value.detach().cpu().contiguous() for name, value in head.state_dict().items()}
             _replace(folder / HEAD, imported("safetensors.torch", "llm").save(weights, metadata={"format": "pt"}))
         known = {"backbone": self.directory.name, "revision": self.directory.revision, "petl": self.form, "began_with": self.begun or None}
-        _replace(folder / ABOUT, json.dumps({**known, **about}, indent=2, ensure_ascii=False).encode())
+        digest = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
+        write_about(folder, {**known, "sha256": digest, **about})
+
+    @property
+    def trains(self) -> str:
+        """The form with its size and places: equal where one adapter fits the other's model."""
+        config = self.model.peft_config["default"]
+        places = ", ".join(sorted(config.target_modules or ())) if self.form != "prompt" else ""
+        size = {"lora": f" of rank {getattr(config, 'r', 0)}", "prompt": f" of {self.prompt} tokens"}.get(self.form, "")
+        return f"{self.form}{size}{f' on {places}' if places else ''}"
+
+    def names(self, model: nn.Module) -> dict[str, str]:
+        """By the names that tensors have in files of peft's, those that they have in a model around this one."""
+        place = {value.data_ptr(): name for name, value in model.named_parameters() if value.requires_grad}
+        if self.form == "prompt":
+            return {_PROMPT: next(name for name, value in model.named_parameters() if value.requires_grad and "prompt_encoder" in name)}
+        with _quiet():
+            written = library("peft").get_peft_model_state_dict(self.model, save_embedding_layers=False)
+        return {key: place[value.data_ptr()] for key, value in written.items() if value.data_ptr() in place}
 
 
 def adapt(model: nn.Module, directory: HubDirectory, asked: Petl, task: Task | None) -> Adapted:
@@ -129,12 +149,25 @@ def take_head(head: nn.Module, classes: Sequence[str], adapter: str) -> None:
         head.load_state_dict(found[0])
 
 
-def write_classifier(model: nn.Module, folder: Path, *, adapted: Adapted, classes: Sequence[str]) -> None:
-    """The adapter and the ``head`` of a classifier."""
-    head = model.head
-    assert isinstance(head, nn.Module)
-    adapted.write(folder / ADAPTER, {"classes": list(classes)}, head)
-    log.info("the adapter is in %s, for peft", folder / ADAPTER)
+def write_adapter(adapted: Adapted, checkpoints: Path, about: Mapping[str, Any], head: nn.Module | None) -> None:
+    """The adapter beside the checkpoints, and the head of a classifier."""
+    adapted.write(checkpoints / ADAPTER, about, head)
+    log.info("the adapter is in %s, for peft", checkpoints / ADAPTER)
+
+
+def write_about(folder: Path, about: Mapping[str, Any]) -> None:
+    """What a job's adapter is of."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _replace(folder / ABOUT, json.dumps(about, indent=2, ensure_ascii=False).encode())
+
+
+def tensors_of(content: bytes) -> dict[str, torch.Tensor]:
+    """Of a file of safetensors. ValueError: it is none."""
+    try:
+        found: dict[str, torch.Tensor] = imported("safetensors.torch", "llm").load(content)
+    except imported("safetensors", "llm").SafetensorError as error:
+        raise ValueError(str(error)) from None
+    return found
 
 
 def _config(peft: Any, model: nn.Module, asked: Petl, task: Task | None) -> Any:

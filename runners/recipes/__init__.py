@@ -101,6 +101,11 @@ class Recipe:
         return (str(param.default), *(name for name in param.choices if name not in (param.default, NO_BACKBONE)))
 
     @property
+    def leaves(self) -> bool:
+        """Whether its jobs leave an adapter with which others may begin."""
+        return "petl" in self.params
+
+    @property
     def takes_directories(self) -> bool:
         param = self.params.get("backbone")
         return param is not None and param.directories
@@ -206,6 +211,11 @@ RECIPES: dict[str, Recipe] = {
                 **_COLUMNS,
                 "dataset": Param("trec", "what to learn where data is not given", choices=TEXT_DATASETS),
                 "layers": Param("last", "what is trained: the new head, the last layer too, or all", choices=("head", "last", "all")),
+                "features": Param(
+                    "computed",
+                    "of what is frozen below the trained layers: computed in each step, or once for each text and kept",
+                    choices=("computed", "kept"),
+                ),
                 "lr": Param(1e-3, "peak learning rate; about 5e-5 when all layers are trained", low=0.0, high=1.0),
                 "batch_size": Param(16, "samples of a step", low=1),
                 "max_tokens": Param(32, "longer texts are cut", low=4, high=512),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from ..backbones import held, hub_model
 from ..backbones.hub_decoder import HubDecoder
 from ..backbones.llama import Llama, LlamaShape, Past
 from ..backbones.pretrained import Llm, ids_of, read_llm, smollm2_directory, text_of
-from ..finetune.petl import ADAPTER, Adapted, Petl, adapt_decoder
+from ..finetune.left_adapter import LeftAdapter
+from ..finetune.petl import Adapted, Petl, adapt_decoder
 from ..train.batches import interruptible
 from ..train.task import Task
 from . import LLMS, NO_BACKBONE, TEXT_DATASETS, texts
@@ -91,6 +93,14 @@ def build(
                 f"{context + 1}; bring a longer text, or lower params.context"
             )
 
+    leaves = None
+    if adapted is not None:
+        digest = hashlib.sha256(train.tokens.numpy().tobytes()).hexdigest()[:16]
+        revision = adapted.directory.revision
+        leaves = LeftAdapter(
+            backbone=backbone, revision=revision, form=adapted.trains, digest=digest, labels="texts to go on with", adapted=adapted
+        )
+
     return Task(
         own=(),  # the head is tied to the embedding
         model=begun.model,
@@ -105,7 +115,8 @@ def build(
         clip_norm=clip or None,
         seed=seed,
         save_frozen=adapted is None,
-        finish=None if adapted is None else lambda model, folder: adapted.write(folder / ADAPTER, {}),
+        finish=None if leaves is None else leaves.write,
+        leaves=leaves,
         prepare=lambda request: _beginning_of(request, ids, begun.context),
         answer=lambda model, requests: [begun.words(_continuation(model, *request)) for request in requests],
     )

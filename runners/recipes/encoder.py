@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..finetune.kept_features import KeptFeatures
 from ..packages import MINILM, fetch, imported
 
 HIDDEN = 384
@@ -39,6 +40,7 @@ class Encoder(nn.Module):
             for _ in range(config["num_hidden_layers"])
         )
         self.frozen_layers = 0
+        self.kept: KeptFeatures | None = None  #: what the frozen layers make of texts
 
     def freeze(self, layers: int) -> None:
         """Keep the embeddings and the first ``layers`` layers as they are: no gradients, no dropout."""
@@ -59,16 +61,25 @@ class Encoder(nn.Module):
 
     def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Sentence embeddings (batch, hidden) of tokens (batch, length); the mask is true where there is a token."""
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen_layers):
-            places = torch.arange(tokens.shape[1], device=tokens.device)
-            states = self.words(tokens) + self.positions(places) + self.segments.weight[0]
-            states = self.dropout(self.norm(states))
-        for index, layer in enumerate(self.layers):
-            with torch.set_grad_enabled(torch.is_grad_enabled() and index >= self.frozen_layers):
-                states = layer(states, src_key_padding_mask=~mask)
+        if self.kept is not None:
+            states = self.kept.padded(tokens, mask, lambda row: self._below(row, torch.ones_like(row, dtype=torch.bool))[0])
+        else:
+            states = self._below(tokens, mask)
+        for layer in self.layers[self.frozen_layers :]:
+            states = layer(states, src_key_padding_mask=~mask)
         weights = mask.unsqueeze(-1).to(states.dtype)
         embeddings: torch.Tensor = (states * weights).sum(1) / weights.sum(1)
         return embeddings
+
+    def _below(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """What the first trained layer gets."""
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen_layers):
+            places = torch.arange(tokens.shape[1], device=tokens.device)
+            states: torch.Tensor = self.words(tokens) + self.positions(places) + self.segments.weight[0]
+            states = self.dropout(self.norm(states))
+            for layer in self.layers[: self.frozen_layers]:
+                states = layer(states, src_key_padding_mask=~mask)
+        return states
 
 
 def load_encoder() -> Encoder:

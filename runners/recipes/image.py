@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import functools
 import io
 import json
 from collections.abc import Sequence
@@ -15,7 +14,8 @@ from torch import nn
 from ...engine.errors import UsageError
 from ..backbones import hub_model
 from ..backbones.hub_body import HubPictures
-from ..finetune.petl import Petl, adapt_body, take_head, write_classifier
+from ..finetune.left_adapter import LeftAdapter, digest_of, kind_of_labels
+from ..finetune.petl import FULL, Petl, adapt_body, take_head
 from ..prompts.labelled_files import Columns
 from ..train.batches import interruptible
 from ..train.task import Task
@@ -77,6 +77,12 @@ def build(
     adapted = adapt_body(body, hub.directory, asked) if asked.wanted else None
     model = PictureClassifier(body, len(found.classes), mean, spread)
     take_head(model.head, found.classes, adapter)
+    leaves = LeftAdapter(
+        backbone=backbone, revision=hub.directory.revision, form=adapted.trains if adapted is not None else f"{FULL} {layers}",
+        digest=digest_of(found.classes, found.train), labels=kind_of_labels(found.classes), adapted=adapted,
+        classes=found.classes,
+        unusable="nothing but a head was trained" if adapted is None and layers == "head" else None,
+    )  # fmt: skip
     train, judged = (pictures.Pictures(folder, rows, side, len(mean)) for rows in (found.train, found.held_out[:eval_limit]))
 
     return Task(
@@ -93,7 +99,8 @@ def build(
         clip_norm=1.0,
         seed=seed,
         save_frozen=False,
-        finish=None if adapted is None else functools.partial(write_classifier, adapted=adapted, classes=found.classes),
+        finish=leaves.write,
+        leaves=leaves,
         prepare=lambda request: _requested(request, side, train.mode),
         answer=lambda model, images: _answers(model, images, found.classes),
     )

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import functools
+import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from ...engine.errors import UsageError
+from .. import packages
 from ..backbones import held, hub_model
 from ..backbones.hub_body import HubTexts
-from ..finetune.petl import Adapted, Petl, adapt_body, take_head, write_classifier
+from ..finetune.kept_features import KeptFeatures
+from ..finetune.left_adapter import LeftAdapter, digest_of, kind_of_labels
+from ..finetune.petl import FULL, Adapted, Petl, adapt_body, take_head
 from ..prompts.labelled_files import Columns, read_labelled
 from ..train.batches import interruptible
 from ..train.task import Task
@@ -23,6 +27,7 @@ Sample = tuple[list[int], int]  #: token ids, label
 
 _CHUNK = 256  #: texts tokenised between looks at the request to stop
 _EVAL_BATCH = 32
+KEPT = "kept"  #: of the param features
 _WARM_UP = 0.1  #: of the steps
 
 
@@ -55,6 +60,7 @@ def build(
     held_out: str,
     dataset: str,
     layers: str,
+    features: str,
     lr: float,
     batch_size: int,
     max_tokens: int,
@@ -67,13 +73,21 @@ def build(
     columns = Columns(text_column, label_column)
     found = read_labelled(data, columns=columns, held_out=held_out, most=None) if data else texts.load(dataset)
     asked = Petl(petl, r, targets, adapter)
-    encoder, hidden, tokenizer, adapted = _beginning(backbone, dtype, attention, layers, max_tokens, asked)
+    encoder, hidden, tokenizer, adapted, revision = _beginning(backbone, dtype, attention, layers, max_tokens, asked)
     train = _tokenised(tokenizer, found.train[: limit or None])
     kept = _tokenised(tokenizer, found.held_out[:eval_limit])
 
+    if features == KEPT:
+        encoder.kept = _kept(encoder, layers, asked)
     model = Classifier(encoder, hidden, len(found.classes))
     if adapted is not None:
         take_head(model.head, found.classes, adapter)
+    leaves = LeftAdapter(
+        backbone=backbone, revision=revision, form=adapted.trains if adapted is not None else f"{FULL} {layers}",
+        digest=digest_of(found.classes, found.train), labels=kind_of_labels(found.classes), adapted=adapted,
+        classes=found.classes,
+        unusable="nothing but a head was trained" if adapted is None and layers == "head" else None,
+    )  # fmt: skip
 
     def prepare(text: Any) -> Sample:
         if not isinstance(text, str):
@@ -95,7 +109,8 @@ def build(
         clip_norm=1.0,
         seed=seed,
         save_frozen=False,
-        finish=None if adapted is None else functools.partial(write_classifier, adapted=adapted, classes=found.classes),
+        finish=leaves.write,
+        leaves=leaves,
         prepare=prepare,
         answer=lambda model, samples: _answers(model, samples, found.classes),
     )
@@ -108,14 +123,14 @@ def load_backbone(name: str) -> Encoder:
 
 def _beginning(
     backbone: str, dtype: str, attention: str, layers: str, max_tokens: int, asked: Petl
-) -> tuple[Encoder | HubTexts, int, Any, Adapted | None]:
-    """What the texts go through, how wide its vectors are, its tokenizer, and what of it is tuned, if not itself."""
+) -> tuple[Encoder | HubTexts, int, Any, Adapted | None, str]:
+    """What the texts go through, how wide its vectors are, its tokenizer, what of it is tuned, if not itself, and its revision."""
     if backbone == "minilm" and not asked.wanted:
         hub_model.require_plain(backbone, dtype, attention)
         tokenizer = load_tokenizer(max_tokens)
         encoder = held.take(backbone, load_backbone)
         encoder.freeze({"head": len(encoder.layers), "last": len(encoder.layers) - 1, "all": 0}[layers])
-        return encoder, HIDDEN, tokenizer, None
+        return encoder, HIDDEN, tokenizer, None, f"{packages.MINILM.sha256[:12]} of our encoder"
     found = hub_model.of_texts(hub_model.taken(backbone, dtype, attention), "text-classifier")
     if max_tokens > found.context:
         raise UsageError(f"params.max_tokens: {max_tokens} is more than {backbone} reads at once, {found.context} tokens; lower it")
@@ -124,7 +139,18 @@ def _beginning(
     adapted = adapt_body(texts, found.directory, asked) if asked.wanted else None
     if adapted is not None and adapted.prompt + max_tokens > found.context:
         raise UsageError(f"params.r: {adapted.prompt} tokens and params.max_tokens are more than {backbone} reads at once, {found.context}")
-    return texts, texts.hidden, found.tokenizer, adapted
+    return texts, texts.hidden, found.tokenizer, adapted, found.directory.revision
+
+
+def _kept(encoder: Encoder | HubTexts, layers: str, asked: Petl) -> KeptFeatures:
+    """Where the features of the frozen part are kept, if there is such a part."""
+    if asked.wanted:
+        raise UsageError("params.features: an adapter is trained in all layers, so nothing below it is frozen; leave features out")
+    if layers == "all":
+        raise UsageError("params.features: with layers: all nothing is frozen; leave features out, or train fewer layers")
+    if isinstance(encoder, HubTexts) and layers != "head":
+        raise UsageError("params.features: of a backbone that is a directory they are kept with layers: head only; leave features out")
+    return KeptFeatures(Path(given) if (given := os.environ.get("STOKER_RUN_DIR")) else None)
 
 
 def collate(samples: list[Sample]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

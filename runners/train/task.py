@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -24,6 +24,20 @@ def _no_loss(model: nn.Module, batch: Any) -> torch.Tensor:
 
 def _adamw(parameters: Iterable[nn.Parameter]) -> Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-3)
+
+
+class Leaves(Protocol):
+    """What a fine-tuning leaves for others of its backbone to begin with: `finetune.left_adapter`."""
+
+    @property
+    def digest(self) -> str: ...  # of the training samples
+
+    @property
+    def labels(self) -> str: ...  # their kind
+
+    def told(self, model: nn.Module, task: Task, checkpoints: Path, /) -> dict[str, Any]: ...  # for the daemon
+
+    def read(self, task: Task, checkpoints: Path, /) -> tuple[dict[str, torch.Tensor], Mapping[str, Any]]: ...  # what another job has left
 
 
 @dataclass(kw_only=True)
@@ -75,6 +89,9 @@ class Task:
     """Names of modules that stay whole where the model is cut into parts, though they are large or hold blocks."""
     finish: Callable[[nn.Module, Path], None] | None = None
     """finish(model, directory of the checkpoints): on rank 0 when the training is over, for what it leaves besides; may be called again."""
+
+    leaves: Leaves | None = None
+    """What it leaves for others to begin with; its `write` is to be the `finish`."""
 
     prepare: Callable[[Any], Any] | None = None
     """prepare(request): what `answer` gets of one request of a client, such as its tokens. On a thread of its own, ahead of the turn, so

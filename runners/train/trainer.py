@@ -43,7 +43,8 @@ class Trainer:
 
     ``parts``: into how many parts a batch is divided, where that is not one for each rank; ``work``: what a batch does to the weights;
     ``begin_from``: a file, or a directory of checkpoints, whose weights it begins with while it has no checkpoint of its own;
-    ``group``: of the jobs with which it shares its input.
+    ``given``: weights by name with which it begins so, whatever the task calls its own; ``until``: the step at which it stops for a look,
+    of whose checkpoints nobody is told; ``silent``: nor of anything else. ``group``: of the jobs with which it shares its input.
     """
 
     def __init__(
@@ -58,6 +59,9 @@ class Trainer:
         pipeline: PipelineOptions | None = None,
         work: Step | None = None,
         begin_from: Path | None = None,
+        given: Mapping[str, torch.Tensor] | None = None,
+        until: int | None = None,
+        silent: bool = False,
         group: InputGroup | None = None,
     ) -> None:
         self.task, self.stop, self.ranks = task, stop, ranks
@@ -82,11 +86,16 @@ class Trainer:
         self.kept: set[str] = set()  #: frozen parameters that are not as the task builds them, so that checkpoints have them
         self.last: float | None = None  #: value of the stopping rule's metric, since this attempt began
         self.reached = False  #: the target of the stopping rule
+        self.until, self.silent = until, silent
+        self.metrics: dict[str, Any] | None = None  #: of the last evaluation
         rng.seed_all(task.seed * 1_000_003 + ranks.rank)
         if self.reusing is not None:
             self.reusing.warn(self.optimizer, self.loading.capacity, self.loading.part, len(task.train) // parts)
         feeds = self._resume()
-        if self.saved is None and begin_from is not None:
+        if self.saved is None and given is not None:
+            self.model.load_state_dict(given, strict=False)
+            self.begun = True
+        elif self.saved is None and begin_from is not None:
             self._begin(begin_from)
         if len(set(ranks.gather(self.step))) > 1:
             raise UsageError(f"the ranks see different checkpoints in {checkpoints}; the directory must be shared by all nodes of the job")
@@ -114,7 +123,7 @@ class Trainer:
             return self._leave(rng.get_state())
         if self.saved is not None:
             log.info("resumed at step %d of %d", self.step, self.total)
-            self._report(checkpoint=self.saved)
+            self._report(checkpoint=self.saved if self.until is None else None)
         elif self.begun:
             self._save(rng.get_state())  # whatever comes, it goes on from these weights: that job's newest may be others by then
         while True:
@@ -126,6 +135,8 @@ class Trainer:
                 self._save(rng.get_state())
             if self._done():
                 break
+            if self.until is not None and self.step >= self.until:
+                return self._look()
             before = rng.get_state()  # of a batch that may never be used
             begun = time.perf_counter()
             parts = self.parts()
@@ -140,6 +151,14 @@ class Trainer:
         if self.task.finish is not None and self.ranks.first:
             self.task.finish(self.model, self.checkpoints.path)
         log.info("finished at step %d%s", self.step, self._verdict())
+        return True
+
+    def _look(self) -> bool:
+        """At the step at which it stops for a look. False: asked to stop before it was done."""
+        if self.metrics is None and not self._evaluate():
+            return self._leave(rng.get_state())
+        if self.step != self.saved:
+            self._save(rng.get_state())
         return True
 
     def _done(self) -> bool:
@@ -193,7 +212,7 @@ class Trainer:
         return self.work.update(batches, weight)
 
     def _report(self, values: dict[str, Any] | None = None, checkpoint: int | None = None) -> None:
-        if self.ranks.first:
+        if self.ranks.first and not self.silent:
             script.report(step=self.step, total=self.total, checkpoint=checkpoint, **(values or {}))
 
     # ---- evaluation and the stopping rule ----
@@ -223,6 +242,7 @@ class Trainer:
                 log.info("step %d of %d: %s", self.step, self.total, ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
         if any_rank(interrupted):
             return False
+        self.metrics = metrics
         if self.reusing is not None:
             self.reusing.evaluated(self.ranks.gather(metrics)[0])
         self.evaluated = self.step
@@ -311,7 +331,8 @@ class Trainer:
         if any_rank(failure is not None):
             raise failure or StokerError("rank 0 could not save a checkpoint; its message tells why")
         self.saved = self.step
-        self._report(checkpoint=self.step)
+        if self.until is None:
+            self._report(checkpoint=self.step)
 
     def _state(self, generators: list[Any], feeds: list[State]) -> dict[str, Any]:
         model = self.model.state_dict()

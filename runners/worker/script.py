@@ -215,6 +215,13 @@ def report_part_times(model: str, signature: int, device: str, emulated: bool, r
         reports.append({**_stamp(), "step": 0, "part_times": part_times})
 
 
+def report_of_adapters(**told: Mapping[str, Any]) -> None:
+    """Report with which adapter the job has begun (``begun``), or which it has left (``adapter``): fields of the structs of `protocol`."""
+    state = _state
+    if state.run_dir is not None:
+        (state.reports or state.open_reports(state.run_dir)).append({**_stamp(), "step": 0, **told})
+
+
 def given_cores() -> float | None:
     """Cores of this node that this process may count on now, a fraction too; None outside a job. It takes microseconds: ask often.
 

@@ -141,14 +141,26 @@ def _trained(assignment: Assignment, spec: JobSpec, ranks: Ranks) -> int:
             script.done()
         return 0 if done else PREEMPTED_EXIT
     # Nothing may keep the trainer until the group is left.
-    work = _work(spec, task, ranks)
-    loading: dict[str, Any] = {"reuse": spec.reuse, "pipeline": spec.pipeline, "work": work}
+    loading: dict[str, Any] = {"reuse": spec.reuse, "pipeline": spec.pipeline}
     if assignment.input is not None and not assignment.profile:
         loading["group"] = told(Path(os.environ[ENV_RUN_DIR]))
+
+    def trainer(checkpoints: Path, **how: Any) -> Trainer:
+        return Trainer(task, spec.stop, checkpoints, ranks, work=_work(spec, task, ranks), **loading, **how)
+
     if assignment.profile:
-        done = Profiling(Trainer(task, spec.stop, script.checkpoint_dir(), ranks, parts=spec.gpus_min, **loading)).run()
+        done = Profiling(trainer(script.checkpoint_dir(), parts=spec.gpus_min)).run()
+    elif task.leaves is not None and begin_from is None:
+        from ..finetune.beginning import train
+
+        done = train(task, trainer, assignment.offers, assignment.curve, spec.stop, script.checkpoint_dir(), ranks)
     else:
-        done = Trainer(task, spec.stop, script.checkpoint_dir(), ranks, begin_from=begin_from, **loading).run()
+        training = trainer(script.checkpoint_dir(), begin_from=begin_from)
+        done = training.run()
+        if done and task.leaves is not None:
+            from ..finetune.beginning import tell_left
+
+            tell_left(training, begun=True)
     if done:
         script.done()
     return 0 if done else PREEMPTED_EXIT

@@ -292,7 +292,7 @@ NEEDS_DAEMON = [
     "token revoke 1", "backup", "compact", "serve-sql", "submit -- true", "trace list", "trace show a", "trace drop a",
     "trace export a", "simulate week -p fifo -n 1x2", "prompt bank stats", "prompt bank search a", "prompt bank show 1",
     "prompt bank build", "prompt bank add --text a",
-    "replay -p fifo",
+    "replay -p fifo", "adapters --all",
 ]  # fmt: skip
 
 

@@ -86,7 +86,7 @@ LISTINGS = [
     "ps", "ps --arrays --all", "status", "show good", "explain later", "runner list", "pool warm default", "policy list",
     "policy show fifo", "schedule list", "token list", "clean", "wait good",
     "prompt bank stats", "prompt bank search", "schema", "schema jobs_now", "top",
-    "doctor", "sql SELECT\u00a01",
+    "doctor", "adapters", "sql SELECT\u00a01",
 ]  # fmt: skip
 
 

@@ -39,6 +39,7 @@ TINY = {
     "switching": ["--quick", "--number", "10", "--modes", "turn"],
     "overhead": ["--pairs", "2", "--seconds", "0.1"],
     "fidelity": ["--policy", "fifo", "--jobs", "3", "--gap", "0.5", "--steps", "5", "10"],
+    "ymir_live": ["--tasks", "movies", "amazon", "--seeds=1", "--steps=6", "--limit=8", "--eval-limit=4", "--layers=last"],
     "accuracy": ["--jobs", "50", "--long", "20000", "--traces", ""],
     "autosched": [
         "--windows",
@@ -101,7 +102,7 @@ def run(name: str, *arguments: str) -> str:
 NIGHTLY = (
     "adhoc_sql", "assignment", "autosched", "fidelity", "first_step", "hostile", "idle", "intune", "intune_simulated", "iterations",
     "lookups", "overhead", "packing", "page", "perfect", "prompts", "replicas", "reuse_augment", "shared_input", "store_writes",
-    "submissions", "swap", "switching", "unisched", "warm",
+    "submissions", "swap", "switching", "unisched", "warm", "ymir_live",
 )  # fmt: skip
 
 

@@ -209,6 +209,7 @@ FIELDS: dict[str, Reader[Any]] = {
     "cron": _cron,
     "warm": fields.choice(("auto", "off")),
     "weights": fields.text,
+    "begin": fields.text,
     **blocks.READERS,
 }
 NAMES = (*FIELDS, *DEMANDS)

@@ -1,0 +1,1 @@
+"""The bank of what ended fine-tuning jobs have left for others to begin with."""

@@ -1,0 +1,81 @@
+"""With which adapters of the bank a job might begin, the best first: by what was measured of such pairs, else by the kind of labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+MOST = 4  #: offers of one job: where the first cannot be read, the next is tried
+LEAST_GAIN = 1.05  #: steps from the backbone over steps with an adapter, from which on that is worth it
+
+
+@dataclass(frozen=True, slots=True)
+class Banked:
+    """An adapter of the bank."""
+
+    job: int
+    data: str
+    digest: str  #: of its training samples
+    labels: str  #: kind of its labels
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What came of beginnings of one kind."""
+
+    helped: int = 0  #: jobs that went on with the adapter, and whose gain is known
+    ratio: float = 1.0  #: geometric mean of their gains
+    undone: int = 0  #: jobs that did not
+
+    @property
+    def known(self) -> bool:
+        return self.helped + self.undone > 0
+
+    @property
+    def worth(self) -> bool:
+        return self.helped >= self.undone and self.ratio >= LEAST_GAIN
+
+
+@dataclass(frozen=True, slots=True)
+class Gains:
+    pairs: Mapping[tuple[str, str], Gain] = field(default_factory=dict)  #: by data set of the source, and of the job
+    kinds: Mapping[tuple[str, str], Gain] = field(default_factory=dict)  #: the same of kinds of labels
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """An adapter with which a job may begin."""
+
+    banked: Banked
+    expected: float | None  #: steps from the backbone over steps with it; None: nothing was measured
+    why: str
+    same_kind: bool = False  #: only if the labels are of one kind, which the job itself has to see
+
+
+def offers(bank: Sequence[Banked], data: str, labels: str | None, gains: Gains) -> list[Offer]:
+    """``bank``: of one owner, recipe and form, the newest first; ``labels``: the job's kind, None: not known before it has read its data.
+
+    Jobs of the same data are left out: they have next to nothing left to learn (002 ch. 3, footnote 2).
+    """
+    found: list[tuple[int, float, Offer]] = []
+    for banked in bank:
+        if banked.data == data:
+            continue
+        pair = gains.pairs.get((banked.data, data), Gain())
+        kinds = gains.kinds.get((banked.labels, labels), Gain()) if labels is not None else Gain()
+        if pair.known:
+            if pair.worth:
+                found.append((0, -pair.ratio, Offer(banked, pair.ratio, _measured(pair, "this pair of data"))))
+        elif kinds.known:
+            if kinds.worth:
+                found.append((1, -kinds.ratio, Offer(banked, kinds.ratio, _measured(kinds, "this pair of kinds of labels"))))
+        elif labels is None or labels == banked.labels:
+            words = "its labels are of the same kind, and nothing was measured of this pair yet"
+            found.append((2, 0.0, Offer(banked, None, words, same_kind=True)))
+    found.sort(key=lambda one: one[:2])
+    return [offer for _, _, offer in found[:MOST]]
+
+
+def _measured(gain: Gain, what: str) -> str:
+    jobs = f"{gain.helped} job{'s' * (gain.helped > 1)}"
+    return f"{gain.ratio:.1f} x fewer steps expected, as measured for {what} ({jobs})"

@@ -1,0 +1,277 @@
+"""A training that may begin with what another job has left, and goes on with it where that helps: keep or undo (002 ch. 3.4.3).
+
+The adapter of a job that was named is taken as it is. One that was chosen is tried for a few steps, and goes on only if it is then no worse
+than the training from the backbone at that step: as jobs like it were there, or, where none is known, as it is computed here first. Both
+have a directory of checkpoints of their own, and those of the better one are handed to the job, which goes on as after a preemption. So
+what is undone ends with the bits of a training from the backbone. What was decided is kept in a file, for when it is killed on the way.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from ...engine.errors import StokerError
+from ...engine.protocol import MOST_WORDS, AdapterOffer
+from ...engine.spec.model import Stop
+from ..train.checkpoint import Checkpoints
+from ..train.task import Task
+from ..train.trainer import Trainer
+from ..worker import script
+from ..worker.ranks import Ranks
+
+log = logging.getLogger(__name__)
+
+TRIAL = 5  #: steps after which one looks, where nothing is known of jobs like it
+LATEST = 25  #: steps after which one looks, at the latest: what was known later is not waited for, so that a bad choice costs no more
+FILE = "beginning.json"
+COLD, BEGUN = "from-backbone", "begun"  #: directories of the checkpoints of a trial, beside those of the job
+_LOSS = "eval_loss"
+
+Weights = dict[str, torch.Tensor]
+
+
+class MakeTrainer(Protocol):
+    def __call__(self, checkpoints: Path, **how: Any) -> Trainer: ...
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What was decided, as the file has it.
+
+    ``phase``: cold: it trains from the backbone first, to compare; begun: it tries the adapter. The others are final: kept, undone, taken
+    (without a trial), none.
+    """
+
+    phase: str
+    source: int | None = None
+    step: int = 0  #: at which one looks
+    cold: dict[str, Any] | None = None  #: metrics from the backbone there
+
+
+def train(
+    task: Task,
+    make: MakeTrainer,
+    offers: Sequence[AdapterOffer],
+    curve: Sequence[tuple[int, float]],
+    stop: Stop,
+    checkpoints: Path,
+    ranks: Ranks,
+) -> bool:
+    """Train to the end. False: asked to stop, and everything is in a checkpoint. ``make``: a trainer of the task; ``curve``: steps from the
+    backbone, and what jobs like it had there as the metric of ``stop``."""
+    return _Beginning(task, make, list(offers), list(curve), stop, checkpoints, ranks).run()
+
+
+def tell_left(trainer: Trainer, *, begun: bool) -> None:
+    """What a training that is over has left for others; ``begun``: it had begun with something itself."""
+    leaves = trainer.task.leaves
+    if leaves is not None and trainer.ranks.first:
+        told = leaves.told(trainer.model, trainer.task, trainer.checkpoints.path)
+        script.report_of_adapters(adapter={**told, "steps": trainer.step, "reached": trainer.reached, "begun": begun})
+
+
+@dataclass
+class _Beginning:
+    task: Task
+    make: MakeTrainer
+    offers: list[AdapterOffer]
+    curve: list[tuple[int, float]]
+    stop: Stop
+    path: Path
+    ranks: Ranks
+    read: dict[int, Weights] = field(default_factory=dict)  #: what is begun with, by its job
+    start: Weights = field(default_factory=dict)  #: what is trained, as the task built it
+
+    def run(self) -> bool:
+        state, own = self.ranks.gather(self._known())[0]
+        if state is None:
+            state = State("none") if own else self._choose()
+        elif state.phase in ("cold", "begun", "taken") and not own and self._weights(state.source) is None:
+            state = self._choose()
+        while state.phase in ("cold", "begun"):
+            found = self._from_backbone(state) if state.phase == "cold" else self._try(state)
+            if found is None:
+                return False
+            state = found
+        if state.phase in ("kept", "undone"):
+            self._hand_over(BEGUN if state.phase == "kept" else COLD)
+        begins = state.phase == "taken" and state.source is not None and not own
+        trainer = self.make(self.path, given=self.read[state.source] if begins and state.source is not None else None)
+        done = trainer.run()
+        if done:
+            tell_left(trainer, begun=state.phase in ("kept", "taken"))
+        return done
+
+    # With which
+
+    def _choose(self) -> State:
+        """The first offer that can be read, and whether it is tried first."""
+        self._clear()  # trials of one that was chosen before
+        refused: dict[int, str] = {}
+        damaged: dict[int, str] = {}
+        for offer in self.offers:
+            problem = next(filter(None, self.ranks.gather(self._problem(offer))), None)
+            if problem is None:
+                state = self._way(offer)
+                self._keep(state)
+                self._tell("begun", offer, damaged=damaged)
+                log.info("begins with the adapter of job %d (%s): %s", offer.job, offer.data, offer.why)
+                return state
+            refused[offer.job] = problem
+            if offer.here and ("damaged" in problem or "no longer there" in problem):
+                damaged[offer.job] = problem
+            log.warning("does not begin with the adapter of job %d: %s", offer.job, problem)
+        self._keep(State("none"))
+        if refused:
+            words = "; ".join(f"job {job}: {problem}" for job, problem in refused.items())
+            self._tell("cold", None, why=f"trains from its backbone: {words}", damaged=damaged)
+        return State("none")
+
+    def _way(self, offer: AdapterOffer) -> State:
+        if offer.named or self.ranks.size > 1 or self.task.evaluate is None:
+            return State("taken", offer.job)
+        known = self.curve[0][0] if self.curve and self.stop.metric and self.curve[0][0] <= LATEST else 0
+        if self.task.steps(self.stop) <= (known or TRIAL):
+            return State("taken", offer.job)  # it is over before one could look
+        return State("begun" if known else "cold", offer.job, known or TRIAL)
+
+    def _problem(self, offer: AdapterOffer) -> str | None:
+        """Why it cannot begin with an offer; None: it can, and its weights are read."""
+        leaves = self.task.leaves
+        assert leaves is not None
+        if self.ranks.size > 1 and not offer.named and offer.expected is None:
+            return "nothing was measured of this pair, and a gang tries nothing"
+        if not offer.named and offer.digest == leaves.digest:
+            return "it is of the same data"
+        try:
+            found, about = leaves.read(self.task, Path(offer.directory))
+        except StokerError as error:
+            return str(error) if offer.here else f"what it has left lies in a place that this host does not read ({error})"
+        if offer.same_kind and about.get("labels") != leaves.labels:
+            return f"its labels are of another kind ({about.get('labels')}), and nothing was measured of this pair"
+        self.read[offer.job] = found
+        return None
+
+    def _weights(self, source: int | None) -> Weights | None:
+        """What was chosen before, which the job may have lost since."""
+        offer = next((offer for offer in self.offers if offer.job == source), None)
+        problem = "it is no longer offered" if offer is None else self._problem(offer)
+        problem = next(filter(None, self.ranks.gather(problem)), None)
+        return None if problem is not None or source is None else self.read[source]
+
+    # Trials, of a job on one GPU
+
+    def _from_backbone(self, state: State) -> State | None:
+        """As far as the look at step ``state.step``; nothing of it is told to others yet."""
+        trainer = self._trial(COLD, state, silent=True)
+        if trainer is None:
+            return None
+        if trainer.reached or trainer.step >= trainer.total:
+            script.report(step=trainer.step, total=trainer.total, **(trainer.metrics or {}))
+            self._tell("cold", None, step=trainer.step, why="its training from the backbone was over before an adapter could be tried")
+            return self._keep(replace(state, phase="undone"))  # which teaches nothing of the pair
+        return self._keep(replace(state, phase="begun", cold=trainer.metrics))
+
+    def _try(self, state: State) -> State | None:
+        trainer = self._trial(BEGUN, state, given=self._begun_weights(state))
+        if trainer is None:
+            return None
+        cold = state.cold or ({self.stop.metric: self.curve[0][1]} if self.stop.metric and self.curve else {})
+        worse, words = self._compared(trainer.metrics or {}, cold)
+        if worse and not trainer.reached:
+            if state.cold is not None:
+                script.report(step=state.step, total=trainer.total, **state.cold)  # what it goes on from
+            return self._decide(state, "undone", words, cost=trainer.step)
+        return self._decide(state, "kept", words, cost=state.step if state.cold is not None else 0)
+
+    def _begun_weights(self, state: State) -> Weights | None:
+        """None: its trial has a checkpoint already."""
+        return None if Checkpoints(self.path / BEGUN).steps() or state.source is None else self.read[state.source]
+
+    def _trial(self, name: str, state: State, **how: Any) -> Trainer | None:
+        """None: asked to stop before it was over."""
+        self._reset()
+        trainer = self.make(self.path / name, until=state.step, **how)
+        done = trainer.run()
+        self._reset()
+        return trainer if done else None
+
+    def _compared(self, metrics: Mapping[str, float], cold: Mapping[str, float]) -> tuple[bool, str]:
+        """Whether it is worse than from the backbone, by the metric that it stops at, else by the loss; and the figures."""
+        asked = [(self.stop.metric, 1.0 if self.stop.mode == "max" else -1.0)] if self.stop.metric else []
+        for name, sign in [*asked, (_LOSS, -1.0)]:
+            if name in metrics and name in cold and metrics[name] != cold[name]:
+                worse = not sign * metrics[name] > sign * cold[name]  # also where it is no number
+                return worse, f"{name} {metrics[name]:.3g}, {cold[name]:.3g} from the backbone"
+        return False, "as good as from the backbone"
+
+    def _reset(self) -> None:
+        """Everything that is trained as the task built it."""
+        if not self.start:
+            frozen = {name for name, value in self.task.model.named_parameters() if not value.requires_grad}
+            self.start = {name: value.clone() for name, value in self.task.model.state_dict().items() if name not in frozen}
+        self.task.model.load_state_dict(self.start, strict=False)
+
+    # What was decided
+
+    def _decide(self, state: State, phase: str, words: str, cost: int) -> State:
+        offer = next(offer for offer in self.offers if offer.job == state.source)
+        told = f"at step {state.step}: {words}"
+        log.info("%s what it began with, %s", "keeps" if phase == "kept" else "undoes", told)
+        why = f"{offer.why}; kept {told}" if phase == "kept" else f"undone {told}"
+        self._tell(phase, offer, step=state.step, cost=cost, why=why)
+        return self._keep(replace(state, phase=phase))
+
+    def _tell(
+        self, state: str, offer: AdapterOffer | None, *, why: str = "", damaged: Mapping[int, str] | None = None, **more: Any
+    ) -> None:
+        leaves = self.task.leaves
+        if not self.ranks.first or leaves is None:
+            return
+        told: dict[str, Any] = {"state": state, "labels": leaves.labels, "why": (why or (offer.why if offer else ""))[:MOST_WORDS], **more}
+        if offer is not None:
+            told |= {"source": offer.job, "same_data": offer.digest == leaves.digest}
+            told |= {"expected": offer.expected} if offer.expected is not None else {}
+        if damaged:
+            told["damaged"] = {str(job): words[:MOST_WORDS] for job, words in damaged.items()}
+        script.report_of_adapters(begun=told)
+
+    def _known(self) -> tuple[State | None, bool]:
+        own = bool(Checkpoints(self.path).steps())
+        try:
+            return State(**json.loads((self.path / FILE).read_bytes())), own
+        except FileNotFoundError:
+            return None, own
+        except (OSError, ValueError, TypeError) as error:
+            log.warning("%s cannot be read (%s); it begins anew", self.path / FILE, error)
+            return None, own
+
+    def _keep(self, state: State) -> State:
+        if self.ranks.first and state.phase != "none":
+            self.path.mkdir(parents=True, exist_ok=True)
+            unfinished = self.path / f".{FILE}.unfinished"
+            unfinished.write_text(json.dumps(asdict(state)))
+            unfinished.replace(self.path / FILE)
+        return state
+
+    def _hand_over(self, name: str) -> None:
+        """The job's checkpoints are from now on those of a trial."""
+        if not self.ranks.first:
+            return
+        for step in Checkpoints(self.path / name).steps():
+            found = Checkpoints(self.path / name).path_of(step)
+            if not (self.path / found.name).exists():
+                found.rename(self.path / found.name)
+        self._clear()
+
+    def _clear(self) -> None:
+        for each in (COLD, BEGUN) if self.ranks.first else ():
+            shutil.rmtree(self.path / each, ignore_errors=True)

@@ -1,0 +1,120 @@
+"""What a fine-tuning leaves for others of its backbone to begin with, and reading what another one has left.
+
+Of few parameters (`petl`) that is the adapter beside the checkpoints, of a model that was trained itself the newest checkpoint; in both
+cases ``adapter/stoker.json`` says of which revision and form it is, and what was learnt. What is of others is never mixed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...engine.errors import Conflict, NotFound
+from ..train.checkpoint import weights_of
+from ..train.task import Task
+from ..worker.ranks import Ranks
+from . import petl
+from .petl import ABOUT, ADAPTER, Adapted
+
+_LONGEST = 200  #: characters of a kind of labels
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftAdapter:
+    """Of a task: of what its adapter is, see `protocol.LeftAdapter`."""
+
+    backbone: str
+    revision: str
+    form: str  #: what was trained, with its size and places
+    digest: str
+    labels: str
+    adapted: Adapted | None = None  #: None: the backbone itself is trained
+    classes: Sequence[str] = ()  #: of a classifier, whose ``head`` is written too
+    unusable: str | None = None  #: why nobody can begin with it
+
+    @property
+    def about(self) -> dict[str, Any]:
+        known = {"trains": self.form, "digest": self.digest, "labels": self.labels}
+        return known | ({"classes": list(self.classes)} if self.classes else {})
+
+    def write(self, model: nn.Module, checkpoints: Path) -> None:
+        """Of a `Task.finish`."""
+        if self.adapted is not None:
+            petl.write_adapter(self.adapted, checkpoints, self.about, model.get_submodule("head") if self.classes else None)
+        else:
+            petl.write_about(checkpoints / ADAPTER, {"backbone": self.backbone, "revision": self.revision, "petl": petl.FULL} | self.about)
+
+    def told(self, model: nn.Module, task: Task, checkpoints: Path) -> dict[str, Any]:
+        """For the daemon, once it is written."""
+        finite = all(bool(torch.isfinite(value).all()) for value in _trained(task).values())
+        wrong = self.unusable or (None if finite else "its weights are not finite")
+        size = sum(path.stat().st_size for path in (checkpoints / ADAPTER).iterdir()) if (checkpoints / ADAPTER).is_dir() else 0
+        known = {"backbone": self.backbone, "revision": self.revision, "petl": self.form, "digest": self.digest, "labels": self.labels}
+        return known | {"bytes": size} | ({"unusable": wrong} if wrong else {})
+
+    def read(self, task: Task, checkpoints: Path) -> tuple[dict[str, torch.Tensor], Mapping[str, Any]]:
+        """What another job has left, by names of this model, and what it is about. StokerError: it cannot be had, or is another's."""
+        folder = checkpoints / ADAPTER
+        about = _about(folder)
+        for field, mine in (("revision", self.revision), ("trains", self.form)):
+            if about.get(field) != mine:
+                what = f"is of another {'revision of the backbone' if field == 'revision' else 'form'}"
+                raise Conflict(f"what it has left {what} ({about.get(field)}, here {mine}), and they are never mixed")
+        expected = _trained(task)
+        try:
+            found = self._tensors(task, folder, about) if self.adapted is not None else self._of_checkpoint(task, checkpoints)
+        except (OSError, ValueError, RuntimeError, KeyError) as error:
+            raise NotFound(f"what it has left is damaged: {' '.join(str(error).split())[:200]}") from None
+        if wrong := [name for name, value in expected.items() if name not in found or found[name].shape != value.shape]:
+            raise Conflict(f"what it has left is of another model: {wrong[0]} and {len(wrong) - 1} more do not fit")
+        if not all(bool(torch.isfinite(value).all()) for value in found.values()):
+            raise Conflict("what it has left holds numbers that are not finite")
+        return {name: found[name] for name in expected}, about
+
+    def _tensors(self, task: Task, folder: Path, about: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        assert self.adapted is not None
+        content = (folder / petl.WEIGHTS).read_bytes()
+        if hashlib.sha256(content).hexdigest() != about.get("sha256"):
+            raise ValueError(f"the checksum of {petl.WEIGHTS} does not match")
+        names = self.adapted.names(task.model)
+        return {names[key]: value for key, value in petl.tensors_of(content).items() if key in names}
+
+    @staticmethod
+    def _of_checkpoint(task: Task, checkpoints: Path) -> dict[str, torch.Tensor]:
+        return weights_of(checkpoints, Ranks(0, 1, torch.device("cpu")))[0]
+
+
+def kind_of_labels(classes: Sequence[str]) -> str:
+    """Equal where classes have the same names."""
+    names = ", ".join(sorted(name.strip().lower() for name in classes))
+    return names if len(names) <= _LONGEST else f"{len(classes)} classes ({hashlib.sha256(names.encode()).hexdigest()[:12]})"
+
+
+def digest_of(classes: Sequence[str], samples: Sequence[tuple[str, int]]) -> str:
+    """Of training samples, whatever their order."""
+    rows = sorted(f"{classes[label]}\0{text}" for text, label in samples)
+    return hashlib.sha256("\0\0".join(rows).encode()).hexdigest()[:16]
+
+
+def _trained(task: Task) -> dict[str, torch.Tensor]:
+    """What the task trains but for what it calls its own."""
+    return {name: value for name, value in task.model.named_parameters() if value.requires_grad and not task.owns(name)}
+
+
+def _about(folder: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads((folder / ABOUT).read_bytes())
+    except FileNotFoundError:
+        raise NotFound("what it had left is no longer there") from None
+    except (OSError, ValueError) as error:
+        raise NotFound(f"what it has left is damaged: {' '.join(str(error).split())[:200]}") from None
+    if not isinstance(found, dict):
+        raise NotFound(f"what it has left is damaged: {ABOUT} is no mapping")
+    return found
