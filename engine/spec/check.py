@@ -261,6 +261,8 @@ def _begin(spec: JobSpec) -> Iterator[Problem]:
         return
     if spec.recipe is None or spec.kind == SERVES:
         yield Problem("begin", "is for a job that fine-tunes a backbone by a recipe, such as text-classifier; remove it")
+    if spec.replicas is not None:
+        yield Problem("begin", "is not carried out with replicas; name a file or a job in weights, or remove it")
     if spec.params.get("layers") == "head" and spec.params.get("petl") in (None, "full"):
         yield Problem("begin", "with layers: head nothing is trained but the head, which each job has for itself; train more, or remove it")
     for field, given in (("weights", spec.weights), ("params.adapter", spec.params.get("adapter"))):
