@@ -1,4 +1,4 @@
-"""A group over pretended hosts: a link that is cut and mended, a host that dies, another one that joins."""
+"""A group over pretended hosts: a link that is cut and mended, and a host that dies."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ STEPS = 2000
 
 
 def test_a_group_outlives_a_cut_link_and_a_host(tmp_path: Path) -> None:
-    with network(tmp_path, 4) as net:
-        first, second, third, fourth = net.hosts
+    with network(tmp_path, 3) as net:
+        first, second, third = net.hosts
         jobs = Jobs(net.up("--slots", "1"))
         for host in (second, third):
             host.runner()
@@ -47,13 +47,11 @@ def test_a_group_outlives_a_cut_link_and_a_host(tmp_path: Path) -> None:
         trains(3)
         second.die()
         trains(2)
-        fourth.runner()  # the task of the dead host goes on there, from the state of the others
-        trains(3, 180)
         (tmp_path / "hurry").touch()
-        for number in (1, 2, 3):
+        for number in (1, 3):
             assert jobs.ended(number, 200)["state"] == "completed", jobs.show(number)
-        ends = [line for host in (first, third, fourth) for line in _ends(host.home)]
-        assert len({line.rpartition("weights ")[2] for line in ends}) == 1 and len(ends) == 3, ends
+        ends = [line for host in (first, third) for line in _ends(host.home)]
+        assert len({line.rpartition("weights ")[2] for line in ends}) == 1 and len(ends) == 2, ends
 
 
 def _ends(home: Path) -> list[str]:
