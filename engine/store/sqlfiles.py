@@ -1,24 +1,42 @@
-"""Every query longer than a line stands in a file below sql/; this is how code gets at it."""
+"""Every query longer than a line stands below sql/; this is how code gets at it.
+
+A short query stands in the file of its room, ``sql/ROOM.sql``, under a line ``-- name: QUERY``; a longer one in ``sql/ROOM/QUERY.sql``.
+"""
 
 from __future__ import annotations
 
 import functools
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 MIGRATIONS = ROOT / "migrations"
+_NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
 
 @functools.cache
 def sql(name: str) -> str:
-    """Text of ``sql/NAME.sql``."""
-    return (ROOT / "sql" / f"{name}.sql").read_text()
+    """Text of the query ``ROOM/QUERY``."""
+    room, _, query = name.partition("/")
+    short = _short(room).get(query)
+    return short if short is not None else (ROOT / "sql" / f"{name}.sql").read_text()
 
 
 @functools.cache
-def names(folder: str) -> tuple[str, ...]:
-    """Queries of a folder of ``sql/``."""
-    return tuple(sorted(path.stem for path in (ROOT / "sql" / folder).glob("*.sql")))
+def names(room: str) -> tuple[str, ...]:
+    """Queries of a room."""
+    return tuple(sorted([*_short(room), *(path.stem for path in (ROOT / "sql" / room).glob("*.sql"))]))
+
+
+@functools.cache
+def _short(room: str) -> Mapping[str, str]:
+    """Short queries of a room, by name."""
+    path = ROOT / "sql" / f"{room}.sql"
+    if not path.exists():
+        return {}
+    _, *parts = _NAME.split(path.read_text())
+    return {name: f"{text.rstrip()}\n" for name, text in zip(parts[::2], parts[1::2], strict=True)}
 
 
 def view_files() -> list[Path]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import duckdb
 import pytest
@@ -13,11 +12,21 @@ from sqlglot.errors import OptimizeError, SqlglotError
 from sqlglot.optimizer.qualify import qualify
 from sqlglot.schema import MappingSchema
 from stoker.engine.store import migrate
-from stoker.engine.store.sqlfiles import ROOT, view_files
+from stoker.engine.store.sqlfiles import ROOT, names, sql, view_files
 
 pytestmark = pytest.mark.xdist_group("sql-files")
 
-FILES = sorted((ROOT / "sql").rglob("*.sql"))
+ROOMS = ("api", "policy", "report", "store")
+#: Text of each query and view, by name.
+TEXTS = {
+    **{f"{room}/{name}": sql(f"{room}/{name}") for room in ROOMS for name in names(room)},
+    **{
+        f"{folder}/{path.stem}": path.read_text()
+        for folder in ("cookbook", "views")
+        for path in sorted((ROOT / "sql" / folder).glob("*.sql"))
+    },
+}
+SHORT = 12  #: lines of a query that stands in the file of its room
 
 
 @pytest.fixture(scope="module")
@@ -111,17 +120,27 @@ def bind(con: duckdb.DuckDBPyConnection, text: str) -> None:
         con.execute("DEALLOCATE checked")
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT / "sql")))
-def test_file_names_only_what_is_there(con: duckdb.DuckDBPyConnection, schema: MappingSchema, path: Path) -> None:
-    text = path.read_text()
-    check(text, schema)
-    bind(con, text)
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_query_names_only_what_is_there(con: duckdb.DuckDBPyConnection, schema: MappingSchema, name: str) -> None:
+    check(TEXTS[name], schema)
+    bind(con, TEXTS[name])
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT / "sql")))
-def test_file_begins_with_a_sentence(path: Path) -> None:
-    first = path.read_text().split("\n", maxsplit=1)[0]
-    assert first.startswith("-- ") and len(first) > 15, "the first line says in a sentence what the file is for"
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_query_begins_with_a_sentence(name: str) -> None:
+    first = TEXTS[name].split("\n", maxsplit=1)[0]
+    assert first.startswith("-- ") and len(first) > 15, "the first line says in a sentence what the query is for"
+
+
+def test_each_query_stands_where_it_is_looked_for() -> None:
+    files = {path.relative_to(ROOT / "sql") for path in (ROOT / "sql").rglob("*.sql")}
+    assert {path.parts[0].removesuffix(".sql") for path in files} == {*ROOMS, "cookbook", "views"}
+    for room in ROOMS:
+        short = [name for name in names(room) if not (ROOT / "sql" / room / f"{name}.sql").exists()]
+        assert len(short) + len(list((ROOT / "sql" / room).glob("*.sql"))) == len(names(room)) == len(set(names(room)))
+        assert short == sorted(short)
+        assert all(len(sql(f"{room}/{name}").splitlines()) <= SHORT for name in short)
+        assert all(len(sql(f"{room}/{name}").splitlines()) > SHORT for name in names(room) if name not in short)
 
 
 WRONG = [

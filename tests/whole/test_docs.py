@@ -20,6 +20,7 @@ from stoker.engine.jobs.states import TRANSITIONS
 from stoker.engine.scheduling import policy_errors
 from stoker.engine.spec.build import Context
 from stoker.engine.spec.reading.load import load_text
+from stoker.engine.store.sqlfiles import sql
 from stoker.policies import registry
 from stoker.runners.recipes import RECIPES
 
@@ -234,7 +235,7 @@ def test_transitions_are_those_of_the_code() -> None:
 
 def test_every_reason_for_waiting_is_explained() -> None:
     ours = [code for file in (ROOT / "policies").rglob("*.py") for code in re.findall(r'Reason\("([a-z-]+)"', file.read_text())]
-    query = (ROOT / "sql" / "policy" / "ineligible.sql").read_text()
+    query = sql("policy/ineligible")
     (choice,) = re.findall(r"CASE (WHEN j\.held .*?) END AS code", query, re.DOTALL)
     ours += re.findall(r"(?:THEN|ELSE) '([a-z-]+)'", choice)
     ours += re.findall(r'\(job, \("([a-z-]+)", text\)\)', (ROOT / "engine" / "scheduling" / "ticks.py").read_text())

@@ -1,2 +1,0 @@
--- Newest events of a job.
-SELECT * FROM events WHERE job_id = $1 ORDER BY seq DESC LIMIT 50

@@ -1,2 +1,0 @@
--- Runners with the session in force, their state, and whether they were told to leave.
-SELECT id, session, state, leaving FROM nodes

@@ -1,2 +1,0 @@
--- One job, whole.
-SELECT * FROM jobs WHERE id = $1

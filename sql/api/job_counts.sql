@@ -1,2 +1,0 @@
--- Jobs by state.
-SELECT state, count(*) FROM jobs GROUP BY state ORDER BY state

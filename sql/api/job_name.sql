@@ -1,2 +1,0 @@
--- Name of a job.
-SELECT name FROM jobs WHERE id = $1

@@ -1,2 +1,0 @@
--- The memory limit of the whole database, in bytes.
-SELECT parse_formatted_bytes(current_setting('memory_limit'))

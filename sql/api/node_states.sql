@@ -1,2 +1,0 @@
--- States of runners.
-SELECT id, state FROM nodes

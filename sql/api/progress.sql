@@ -1,2 +1,0 @@
--- Progress of a job.
-SELECT * EXCLUDE (job_id) FROM progress WHERE job_id = $1

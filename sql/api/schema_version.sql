@@ -1,2 +1,0 @@
--- Number of the last migration.
-SELECT max(number) FROM migrations

@@ -1,2 +1,0 @@
--- Tokens that are accepted.
-SELECT digest, name, role, id FROM tokens WHERE NOT revoked

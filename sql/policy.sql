@@ -1,0 +1,282 @@
+-- Short queries of policies and their ticks, by name; longer ones stand in policy/.
+
+-- name: adapter_places
+-- Where jobs have left their adapters: the place of their checkpoints, and the run directory of their newest lease.
+SELECT j.id, j.place,
+       (SELECT w.run_dir FROM leases s JOIN workers w ON w.lease_id = s.id
+        WHERE s.job_id = j.id AND NOT coalesce(s.profile, false) AND w.run_dir IS NOT NULL
+        ORDER BY s.id DESC, w.node_id LIMIT 1) AS run_dir
+FROM jobs j
+WHERE j.id IN (SELECT unnest($1::BIGINT[]))
+
+-- name: announced_deadlines
+-- Jobs whose deadline was announced to be at risk.
+SELECT DISTINCT job_id FROM events WHERE kind = 'job.deadline-at-risk'
+
+-- name: auto_tuning
+-- Pools that tune themselves, and how.
+SELECT pool, enabled, period, objective, set_by, ts FROM auto_tuning QUALIFY row_number() OVER (PARTITION BY pool ORDER BY id DESC) = 1
+
+-- name: backoffs_over
+-- Pools with jobs whose back-off has ended between $1 and $2 (s since the epoch).
+SELECT DISTINCT pool FROM jobs WHERE state = 'pending' AND epoch(not_before) > $1 AND epoch(not_before) <= $2
+
+-- name: bank_of_signatures
+-- Of each signature the newest job whose adapter is in the bank.
+SELECT j.signature, max(a.job_id) AS job
+FROM adapters a JOIN jobs j ON j.id = a.job_id
+WHERE a.gone IS NULL AND j.signature IS NOT NULL
+GROUP BY j.signature
+ORDER BY j.signature
+
+-- name: causal_model
+-- What the causal model of a pool is made of. $1: pool, $2: policy, $3: objective, $4: version.
+SELECT learnt FROM causal_models WHERE pool = $1 AND policy = $2 AND objective = $3 AND version = $4
+
+-- name: fetched
+-- Of jobs whose checkpoints are to go to another host: where they lie, the digest by which the daemon has them, why they were not sent, the step, their bytes.
+-- $1: the jobs.
+SELECT j.id, j.place, j.bundle, j.not_sent, p.checkpoint_step, coalesce(j.saved_bytes, 0)
+FROM jobs j LEFT JOIN progress p ON p.job_id = j.id
+WHERE list_contains($1::BIGINT[], j.id)
+
+-- name: finished_times
+-- How long the newest completed jobs of a pool ran, and what their submitters had expected (NULL: nothing). $1: pool, $2: how many.
+SELECT model, run_time AS seconds, est_duration AS estimate
+FROM jobs
+WHERE pool = $1 AND state = 'completed' AND run_time > 0
+ORDER BY finished_at DESC, id DESC
+LIMIT $2
+
+-- name: foretold
+-- What is told of when a pool's waiting jobs are served: places, and expected starts (s since the epoch). $1: pool.
+SELECT w.job_id, w.position, epoch(w.est_start)
+FROM waiting w JOIN jobs j ON j.id = w.job_id
+WHERE j.pool = $1 AND (w.position IS NOT NULL OR w.est_start IS NOT NULL)
+
+-- name: fork_servers
+-- Fork servers of backbones: runner, backbone, state, and since when (s since the epoch).
+SELECT node_id, backbone, state, epoch(since) FROM fork_servers WHERE backbone <> ''
+
+-- name: gains_of_signatures
+-- What beginnings brought, of the jobs' signatures: steps from the backbone over steps with the adapter, the geometric mean; of pairs that
+-- were not undone more often than kept.
+SELECT s.signature AS source, j.signature AS job, exp(avg(ln(t.measured)) FILTER (t.outcome <> 'undone')) AS gain
+FROM transfers t JOIN jobs s ON s.id = t.from_job JOIN jobs j ON j.id = t.job_id
+WHERE NOT t.same_data AND (t.measured > 0 OR t.outcome = 'undone')
+GROUP BY s.signature, j.signature
+HAVING count(*) FILTER (t.outcome = 'undone') <= count(t.measured) FILTER (t.outcome <> 'undone')
+
+-- name: gpus
+-- GPUs of a pool, also those that are not there now. $1: pool.
+SELECT id, node_id, idx, hash(name) AS product, memory, health, warm, warm_since FROM gpus WHERE pool = $1
+
+-- name: held
+-- GPUs of leases. $1: the leases.
+SELECT lease_id, gpu_id FROM lease_gpus WHERE list_contains($1::BIGINT[], lease_id)
+
+-- name: is_measured
+-- Whether the speed of a signature has been measured on GPUs that a pool has. $1: signature, $2: pool.
+SELECT EXISTS (FROM speeds s JOIN gpus g ON g.name = s.gpu_name WHERE s.signature = $1 AND g.pool = $2)
+
+-- name: iterations
+-- Iterations that jobs which stop at a metric are expected to need. $1: the jobs.
+SELECT job_id, iterations, spread FROM iteration_estimates WHERE list_contains($1::BIGINT[], job_id)
+
+-- name: jobs
+-- Jobs of a pool that have not ended, as they stand. What follows for the moment of a View is worked out there, in NumPy, and so are the
+-- joins with other tables: in SQL they cost more to plan than to compute. $1: pool.
+SELECT id, submitted_at, state = 'pending' AS pending, state = 'suspending' AS stopping, held, not_before,
+       gpus_min, gpus_max, priority, demand <> 'best-effort' AS timed, demand = 'strict' AS strict, deadline,
+       attained, run_time, preemptions, attempts, hash(owner) AS owner, hash(model) AS model, hash(model, gpus_min) AS model_on_gpus,
+       array_id, array_cap::DOUBLE AS array_cap, lease_id, signature, first_start_at, unmeasured,
+       total_steps::DOUBLE AS total_steps, est_duration, gpu_memory,
+       kind, backbone, share, excluded, place, saved_bytes::DOUBLE AS saved_bytes, bundle IS NOT NULL AS handed_on, not_sent, begin_from::DOUBLE AS begin_from,
+       coalesce(begins = 'auto', false) AS begins
+FROM jobs
+WHERE pool = $1 AND finished_at IS NULL
+
+-- name: kept_backbones
+-- Runners and the backbones that fork servers of theirs are to have: by a policy, or by hand.
+SELECT node_id, warm AS backbone FROM gpus WHERE warm IS NOT NULL
+UNION SELECT g.node_id, p.backbone FROM gpus g JOIN pool_backbones p ON p.pool = g.pool WHERE g.health <> 'missing'
+ORDER BY ALL
+
+-- name: known_work
+-- Where what is known of the work of a pool's jobs comes from, and whose end has been ordered. $1: pool.
+SELECT j.id, j.model, j.array_id, w.ahead IS NOT NULL AS by_steps, w.duration AS whole, j.est_duration IS NOT NULL AS said, j.cancel_requested
+FROM jobs j JOIN work w ON w.job_id = j.id
+WHERE j.pool = $1 AND j.finished_at IS NULL
+
+-- name: last_tuning
+-- When the newest search of a pool was decided, and its number. $1: pool.
+SELECT epoch(max(ts)) AS ts, max(id) AS id FROM tunings WHERE pool = $1 AND outcome <> 'dry-run'
+
+-- name: leases
+-- Leases. $1: which.
+SELECT id, granted_at, started_at, expires_at, gpu_count, profile, share <> 'exclusive' AS shared FROM leases WHERE list_contains($1::BIGINT[], id)
+
+-- name: leaving
+-- Every runner, whether it was told to leave, and whether it is to start nothing more.
+SELECT id, leaving, state IN ('draining', 'drained') FROM nodes
+
+-- name: metric_curve
+-- The values of a metric that a job has reported, by step; where it trained a step again, the newer one. $1: job, $2: metric.
+SELECT step, last(value ORDER BY lease_id, seq) AS value
+FROM metrics
+WHERE job_id = $1 AND name = $2 AND rank = 0 AND isfinite(value)
+GROUP BY step
+ORDER BY step
+
+-- name: model_work
+-- What ended jobs of a model measured on so many GPUs: seconds a step, and of the whole job. $1: model, $2: GPUs.
+SELECT min(seconds_per_step) AS pace, avg(duration) AS duration FROM profiles WHERE model = $1 AND gpu_count = $2
+
+-- name: nodes
+-- Every node, its state, the places whose checkpoints it reads, a line each, the bytes of a checkpoint that it fetches at most,
+-- and when it hands itself back.
+SELECT id, state, concat_ws(chr(10), host || ':' || home, place, shared_place) AS places, fetch_at_most::DOUBLE AS fetch_at_most, epoch(leaves_at) AS leaves FROM nodes
+
+-- name: open_deadlines
+-- How the last deadlines of jobs that have not ended stand, where that is known: when it is, when the job should end, and when it would if it
+-- went on now.
+SELECT job_id, epoch(deadline) AS at, epoch(est_end) AS est_end, epoch(soonest_end) AS soonest_end, remaining, given_up, deadline_risk
+FROM outlook
+WHERE deadline_risk IN ('safe', 'at risk', 'missed')
+ORDER BY job_id
+
+-- name: overheads
+-- What suspensions cost: pool, code of the model as in policy/jobs, GPUs, seconds, and how many were measured.
+SELECT pool, hash(model), gpu_count, overhead, suspensions FROM overheads
+
+-- name: places_of_jobs
+-- Where the checkpoints of jobs lie; jobs without one have no row, nor have replicas while another one lives, whose state they copy. $1: the jobs.
+SELECT j.id, j.place
+FROM jobs j
+WHERE list_contains($1::BIGINT[], j.id) AND j.place IS NOT NULL
+  AND NOT (j.array_id IS NOT NULL AND j.spec ->> '$.replicas.max' IS NOT NULL
+           AND EXISTS (SELECT 1 FROM jobs o WHERE o.array_id = j.array_id AND o.id <> j.id AND o.lease_id IS NOT NULL))
+
+-- name: pools
+-- Pools that runners offer.
+SELECT DISTINCT pool FROM gpus WHERE health <> 'missing' ORDER BY pool
+
+-- name: profiles
+-- What ended jobs measured, by model and GPUs as in policy/jobs.
+SELECT hash(model, gpu_count) AS model_on_gpus, seconds_per_step, duration, peak_memory::DOUBLE AS peak_memory FROM profiles
+
+-- name: profiling_runs
+-- How long the newest profiling runs of a pool that measured enough took from when their worker lived, the median. $1: pool.
+SELECT median(seconds)
+FROM (
+    SELECT greatest(epoch(l.ended_at - l.started_at), 0) AS seconds
+    FROM leases l JOIN jobs j ON j.id = l.job_id
+    WHERE j.pool = $1 AND l.profile AND l.outcome = 'profiled' AND l.started_at IS NOT NULL
+    ORDER BY l.id DESC
+    LIMIT 20
+)
+
+-- name: progress
+-- How far jobs have come. $1: the jobs.
+SELECT job_id, step, total_steps::DOUBLE AS total_steps, seconds_per_step FROM progress WHERE list_contains($1::BIGINT[], job_id)
+
+-- name: promised_deadlines
+-- Jobs whose deadline was told as safe.
+SELECT job_id FROM deadline_promises
+
+-- name: recent_preemptions
+-- Who of a pool gave way to whom lately, and when last. $1: pool, $2: since (s since the epoch).
+SELECT l.job_id, l.stop_for, epoch(max(l.stop_at))
+FROM leases l JOIN jobs j ON j.id = l.job_id
+WHERE j.pool = $1 AND l.stop_reason = 'preempted' AND l.stop_for IS NOT NULL AND epoch(l.stop_at) > $2
+GROUP BY l.job_id, l.stop_for
+
+-- name: saved_steps
+-- Steps of the newest checkpoints of jobs. $1: the jobs.
+SELECT job_id, checkpoint_step FROM progress WHERE list_contains($1::BIGINT[], job_id) AND checkpoint_step IS NOT NULL
+
+-- name: saves_nothing
+-- Of jobs those that cannot be stopped without the loss of all they did: commands without a checkpoint whose like, or themselves, have run,
+-- and never saved one. $1: the jobs.
+WITH asked AS (SELECT id, model FROM jobs WHERE list_contains($1::BIGINT[], id) AND place IS NULL AND kind <> 'infer' AND spec ->> '$.command' IS NOT NULL)
+SELECT a.id
+FROM asked a
+JOIN jobs o ON o.model = a.model
+LEFT JOIN progress p ON p.job_id = o.id
+GROUP BY a.id
+HAVING bool_or(o.run_time > 0) AND NOT bool_or(o.place IS NOT NULL OR p.checkpoint_step IS NOT NULL)
+
+-- name: schedules
+-- Recurring jobs in force with what they submit, and when they last did.
+SELECT id, cron, spec, created_by, epoch(created_at), epoch(last_at) FROM schedules WHERE enabled ORDER BY id
+
+-- name: slowdowns
+-- How many times longer models take packed beside others, with the product of the GPUs as in policy/gpus. $1: models.
+SELECT model, beside, hash(gpu_name) AS product, slowdown
+FROM slowdowns
+WHERE kind = 'packed' AND list_contains($1::VARCHAR[], model) AND list_contains($1::VARCHAR[], beside)
+
+-- name: speeds
+-- Speeds measured of jobs, with the product of the GPUs as in policy/gpus. $1: signatures.
+SELECT signature, hash(gpu_name) AS product, model, gang, compute, within_node, across_nodes,
+       peak_memory::DOUBLE AS peak_memory, utilisation
+FROM speeds
+WHERE list_contains($1::BIGINT[], signature)
+
+-- name: taken_back
+-- Configurations that harmed, and were taken back. $1: pool, $2: policy, $3: since when, s since the epoch.
+SELECT after FROM tunings WHERE pool = $1 AND policy = $2 AND outcome = 'rolled back' AND epoch(ts) + period >= $3
+
+-- name: taken_of_period
+-- Mean seconds of a period that the jobs which were at hand at its beginning took of it. $1: pool, $2: begin, $3: end (s since the epoch).
+SELECT avg(least(coalesce(epoch(finished_at), $3), $3) - $2) AS taken
+FROM jobs
+WHERE pool = $1 AND epoch(submitted_at) <= $2 AND (finished_at IS NULL OR epoch(finished_at) > $2)
+
+-- name: tiers
+-- Deadline steps of a pool's jobs that have not ended, earliest first. $1: pool.
+SELECT t.job_id, epoch(t.deadline) AS deadline, t.reward
+FROM tiers t JOIN jobs j ON j.id = t.job_id
+WHERE j.pool = $1 AND j.finished_at IS NULL
+ORDER BY t.job_id, t.deadline
+
+-- name: tried_before
+-- What was in force of a policy when another configuration was put in its place, the oldest first. $1: pool, $2: policy.
+SELECT before FROM tunings WHERE pool = $1 AND policy = $2 AND outcome IN ('applied', 'measured', 'rolled back') ORDER BY id
+
+-- name: tuning_history
+-- Jobs of a pool that were submitted since a moment, for what is to be expected: of servers nothing follows. $1: pool, $2: s since the epoch.
+SELECT epoch(submitted_at) AS submitted, gpus_min AS gpus, CASE WHEN finished_at IS NOT NULL THEN run_time END AS duration,
+       epoch(finished_at) AS ended, owner, model, id
+FROM jobs
+WHERE pool = $1 AND kind <> 'infer' AND submitted_at >= make_timestamp(CAST($2 * 1000000 AS BIGINT)) AND (finished_at IS NULL OR run_time > 0)
+ORDER BY submitted_at, id
+
+-- name: tuning_jobs
+-- How many jobs `tuning_history` has. $1: pool, $2: s since the epoch.
+SELECT count(*)
+FROM jobs
+WHERE pool = $1 AND submitted_at >= make_timestamp(CAST($2 * 1000000 AS BIGINT)) AND (finished_at IS NULL OR run_time > 0)
+
+-- name: unmeasured_tunings
+-- Searches that were applied, whose period is over and which have not been measured, the oldest first. $1: now, s since the epoch.
+SELECT id, pool, policy, epoch(ts) AS ts, before, after, period, expected, asked_by, why,
+       id = max(id) FILTER (outcome NOT IN ('dry-run', 'kept')) OVER (PARTITION BY pool) AS newest
+FROM tunings
+QUALIFY outcome = 'applied' AND epoch(ts) + period <= $1
+ORDER BY id
+
+-- name: waiting
+-- What is written of a pool's waiting jobs. $1: pool.
+SELECT w.job_id, w.code, w.reason FROM waiting w JOIN jobs j ON j.id = w.job_id WHERE j.pool = $1
+
+-- name: watched
+-- Jobs that run and stop at a metric: its name and target, whether it is to rise, the maximum of steps, the last step, and the step of
+-- the last estimate (NULL: none). A maximum of 0, as a script may report one, leaves nothing to estimate.
+SELECT j.id, j.spec ->> '$.stop.metric', (j.spec ->> '$.stop.target')::DOUBLE, coalesce(j.spec ->> '$.stop.mode', 'max') AS mode,
+       coalesce(p.total_steps, j.total_steps) AS most, p.step, e.at_step
+FROM jobs j
+JOIN progress p ON p.job_id = j.id
+LEFT JOIN iteration_estimates e ON e.job_id = j.id
+WHERE j.finished_at IS NULL AND j.spec ->> '$.stop.metric' IS NOT NULL AND most >= 1
+ORDER BY j.id

@@ -1,2 +1,0 @@
--- Jobs whose deadline was told as safe.
-SELECT job_id FROM deadline_promises

@@ -1,2 +1,0 @@
--- States of jobs by number.
-SELECT id, state FROM jobs WHERE id IN (SELECT unnest($1::BIGINT[]))

@@ -1,2 +1,0 @@
--- Events up to number $1, which have been exported.
-DELETE FROM events WHERE seq <= $1

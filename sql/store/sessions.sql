@@ -1,2 +1,0 @@
--- Session in force of each runner.
-SELECT id, session FROM nodes

@@ -1,2 +1,0 @@
--- The name of a shared directory.
-SELECT name, path FROM shared_places WHERE path = $1

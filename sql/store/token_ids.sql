@@ -1,2 +1,0 @@
--- Tokens by number.
-SELECT id FROM tokens
