@@ -33,10 +33,12 @@ from ...policies.autosched.search import (
 from ...policies.autosched.search_space import Configuration, Space, space_of
 from ...policies.contract import Floats
 from ...policies.keys import make_config
+from ..hosts.ray_runners import connected
 from ..sim.simulation_error import SimulationError
 from .bounded_time import Hangs, bounded
 from .predicted_work import Untold, accuracy_words, with_predicted
 from .situation import CutOff, Situation, aggregated, bound_of, features_of, measure
+from .trials_on_ray import TrialsOnRay
 
 SEARCH_SECONDS = 60.0  #: real time of a search: then no other trial begins, and the current one is cut off
 RECHECK_SHARE = 0.2  #: share of the remaining time kept for re-running the best configurations on ungrouped jobs
@@ -73,6 +75,7 @@ class SearchRequest:
     aggregate: bool = True
     model: CausalModel | None = None  #: with too few samples it rejects nothing, but still collects them
     untold: Untold | None = None  #: jobs whose durations are predicted first; None: durations are those of the situation
+    ray: str | None = None  #: head of the cluster of which trials are tasks; None: they are run where the search is
 
     @classmethod
     def of(
@@ -99,6 +102,11 @@ class SearchResult:
 
 def find(request: SearchRequest, told: Callable[[int, Trial], None] = lambda number, trial: None) -> SearchResult:
     """The search itself, in this process and thread. Raises SearchFailed where nothing can be measured."""
+    with contextlib.nullcontext() if request.ray is None else connected(request.ray) as ray:
+        return _find(request, told, None if ray is None else TrialsOnRay(ray, trial))
+
+
+def _find(request: SearchRequest, told: Callable[[int, Trial], None], elsewhere: TrialsOnRay | None) -> SearchResult:
     policy, ends_at = request.situation.policy, time.monotonic() + request.seconds
     space, in_force = request.space, dict(request.in_force)
     situation, predictor, durations = _predicted(request)
@@ -116,7 +124,7 @@ def find(request: SearchRequest, told: Callable[[int, Trial], None] = lambda num
             words = str(error)
     grouped = tried.jobs < situation.jobs
     now = time.monotonic()
-    trials = Trials(policy, tried, ends_at - RECHECK_SHARE * max(ends_at - now, 0.0) if grouped else ends_at)
+    trials = Trials(policy, tried, ends_at - RECHECK_SHARE * max(ends_at - now, 0.0) if grouped else ends_at, elsewhere)
     rows: list[tuple[Floats, Floats, float]] = []
 
     def keep(config: Configuration, reference: Figures | None, figures: Figures | None) -> None:
@@ -137,12 +145,13 @@ def find(request: SearchRequest, told: Callable[[int, Trial], None] = lambda num
         found = search(
             space, evaluate, in_force, request.objective, model=at_work, trials=request.trials, epsilon=request.epsilon,
             seed=request.seed, spread=request.spread, first=request.first, seconds=trials.ends_at - now, told=told,
+            ahead=None if elsewhere is None else trials.ahead,
         )  # fmt: skip
     except NotMeasured as error:
         raise SearchFailed(f"the configuration in force can't be simulated: {error}") from None
     trials.ends_at = ends_at
     if grouped and found.gain > 1.0:
-        trials = Trials(policy, situation, ends_at)
+        trials = Trials(policy, situation, ends_at, elsewhere)
         found = _checked(found, trials, request.objective)
     if found.best != found.in_force:
         found = without_idle(found, space, trials.measure)
@@ -158,8 +167,9 @@ class Trials:
     the monotonic clock.
     """
 
-    def __init__(self, policy: str, situation: Situation, ends_at: float = math.inf) -> None:
-        self.policy, self.situation, self.ends_at = policy, situation, ends_at
+    def __init__(self, policy: str, situation: Situation, ends_at: float = math.inf, elsewhere: TrialsOnRay | None = None) -> None:
+        self.policy, self.situation, self.ends_at, self._elsewhere = policy, situation, ends_at, elsewhere
+        self._begun: dict[str, Any] = {}  #: trials elsewhere that were begun before they were asked for
         self.reference: Figures | None = None
         self._usual: Figures  #: whose cost bounds a trial
 
@@ -174,26 +184,55 @@ class Trials:
                 self._usual = self._tried(default)
         return self.reference
 
-    def _tried(self, config: Configuration) -> Figures:
-        return self._measured(config, max(TRIAL_CPU_FACTOR * self._usual.seconds, MIN_TRIAL_CPU_SECONDS), bound_of(self._usual))
+    def ahead(self, configs: Sequence[Configuration]) -> None:
+        """Begin trials elsewhere that will be asked for, once the configuration in force has been measured."""
+        assert self._elsewhere is not None
+        for config in configs:
+            if (name := _name(config)) not in self._begun:
+                self._begun[name] = self._elsewhere.begin(self.situation, *self._bounded(config, *self._bounds()))
 
-    def _measured(self, config: Configuration, bound: float, decisions: float) -> Figures:
+    def _tried(self, config: Configuration) -> Figures:
+        return self._measured(config, *self._bounds())
+
+    def _bounds(self) -> tuple[float, float]:
+        return max(TRIAL_CPU_FACTOR * self._usual.seconds, MIN_TRIAL_CPU_SECONDS), bound_of(self._usual)
+
+    def _bounded(self, config: Configuration, bound: float, decisions: float) -> tuple[Any, ...]:
         left = max(self.ends_at - time.monotonic(), 0.0)
         bound = min(bound, left)
-        began, real = time.thread_time(), min(3.0 * bound + MIN_TRIAL_CPU_SECONDS, max(left, 1e-3))
-        try:
-            with bounded(real):
-                figures = measure(self.situation, registry.create(self.policy, config), bound, decisions)
-        except Hangs:
-            raise NotMeasured(f"cut off after {real:.3g} s") from None
-        except CutOff as error:
-            if error.figures is None or error.figures.decisions < decisions:  # it may be as good as any, so nothing is learnt from it
-                raise NotMeasured(f"cut off after {bound:.3g} s of processor time") from None
-            had = None if self.reference is None else as_cut_off(error.figures, self.reference)
-            raise NotMeasured(f"cut off after {decisions:g} decisions", had) from None
-        except (SimulationError, ValueError) as error:
-            raise NotMeasured(str(error)) from None
-        return dataclasses.replace(figures, seconds=time.thread_time() - began)
+        return self.policy, config, bound, min(3.0 * bound + MIN_TRIAL_CPU_SECONDS, max(left, 1e-3)), decisions, self.reference
+
+    def _measured(self, config: Configuration, bound: float, decisions: float) -> Figures:
+        if self._elsewhere is None:
+            return trial(self.situation, *self._bounded(config, bound, decisions))
+        begun = self._begun.pop(_name(config), None)
+        if begun is None:
+            begun = self._elsewhere.begin(self.situation, *self._bounded(config, bound, decisions))
+        return self._elsewhere.result(begun)
+
+
+def _name(config: Configuration) -> str:
+    return repr(sorted(config.items()))
+
+
+def trial(
+    situation: Situation, policy: str, config: Configuration, bound: float, real: float, decisions: float, reference: Figures | None
+) -> Figures:
+    """One, bounded by processor time, real time and decisions. Raises NotMeasured."""
+    began = time.thread_time()
+    try:
+        with bounded(real):
+            figures = measure(situation, registry.create(policy, config), bound, decisions)
+    except Hangs:
+        raise NotMeasured(f"cut off after {real:.3g} s") from None
+    except CutOff as error:
+        if error.figures is None or error.figures.decisions < decisions:  # it may be as good as any, so nothing is learnt from it
+            raise NotMeasured(f"cut off after {bound:.3g} s of processor time") from None
+        had = None if reference is None else as_cut_off(error.figures, reference)
+        raise NotMeasured(f"cut off after {decisions:g} decisions", had) from None
+    except (SimulationError, ValueError) as error:
+        raise NotMeasured(str(error)) from None
+    return dataclasses.replace(figures, seconds=time.thread_time() - began)
 
 
 def _checked(found: Found, trials: Trials, objective: str) -> Found:

@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 
 class BankFiles:
-    """Keeps the files as the tables are. `refresh` writes those that differ, each whole or not at all."""
+    """Keeps the exported files equal to the tables. `refresh` writes those that differ, each whole or not at all."""
 
     def __init__(self, store: Store, home: Home) -> None:
         self._store = store
         self._home = home
-        self._writing = threading.Lock()  # of two who write, the later one has read the later state
+        self._writing = threading.Lock()  # one writer at a time, so that the later file has the later state
 
     def refresh(self) -> None:
-        """After a change, and when the daemon starts: it may have been killed between a commit and its file."""
+        """Called after a change, and when the daemon starts: it may have been killed between a commit and the file."""
         with self._writing:
             for llm, revision, tokenizer, stamp in self._store.rows("api/bank_stamps"):
                 bank = BankKey(llm=llm, revision=revision, tokenizer=tokenizer)
@@ -74,7 +74,7 @@ def rows_of(ids: Sequence[int], medoids: Sequence[int]) -> NDArray[np.int32]:
 
 
 def _stamp(path: Path) -> str | None:
-    """Of the file that is there, None: none is, or it is damaged."""
+    """The stamp of a file; None: it is missing or damaged."""
     import numpy as np
 
     try:

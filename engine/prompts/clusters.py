@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float32] | NDArray[np.float64]
     Ints = NDArray[np.int64]
 
-CLUSTERS = 50  #: K of 4.5.2
-_LEAST = 1e-9  #: of the sum of distances; smaller gains are rounding
+MOST_CLUSTERS = 50  #: K of 4.5.2
+_LEAST_GAIN = 1e-9  #: relative to the sum of distances; smaller gains are rounding errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,8 @@ def cosine_distances(features: Floats) -> NDArray[np.float32]:
 
 
 def count_for(prompts: int) -> int:
-    """How many clusters a bank of so many prompts gets: √C, which makes K + C/K the least (4.4.3.2), and at most `CLUSTERS`."""
-    return max(1, min(CLUSTERS, round(math.sqrt(prompts))))
+    """Clusters of a bank of so many prompts: √C, which makes K + C/K smallest (4.4.3.2), and at most `MOST_CLUSTERS`."""
+    return max(1, min(MOST_CLUSTERS, round(math.sqrt(prompts))))
 
 
 def k_medoids(distances: Floats, k: int, *, seed: int = 0, rounds: int = 100) -> Clusters:
@@ -92,11 +92,11 @@ class _Chosen:
         to[rows, self.near] = np.inf
         self.second = to.min(axis=1)  # infinite with one medoid
         second = np.where(np.isfinite(self.second), self.second, 0.0)
-        #: what the sum loses when a medoid goes and its rows take their second nearest
+        #: by how much the sum grows when a medoid goes and its rows take their second nearest
         self.removal = np.bincount(self.near, weights=second - self.first, minlength=len(self.medoids))
 
     def improve(self, candidate: int) -> bool:
-        """Swap the candidate in for the medoid where that gains most, if it gains at all."""
+        """Put the candidate in place of the medoid where this lowers the sum most. False: it lowers it nowhere."""
         import numpy as np
 
         if candidate in self.medoids:
@@ -111,7 +111,7 @@ class _Chosen:
             change += np.bincount(self.near[nearer], weights=(self.first - self.second)[nearer], minlength=len(self.medoids))
             change += np.bincount(self.near[between], weights=(to - self.second)[between], minlength=len(self.medoids))
         out = int(change.argmin())
-        if change[out] >= -_LEAST * max(1.0, float(self.first.sum())):
+        if change[out] >= -_LEAST_GAIN * max(1.0, float(self.first.sum())):
             return False
         self.medoids[out] = candidate
         self._look()
@@ -122,5 +122,5 @@ class _Chosen:
 
         order = np.sort(self.medoids)
         member = order[self.distances[:, order].argmin(axis=1)]
-        member[order] = order  # equal prompts are at distance 0 of each other, and a representative represents itself
+        member[order] = order  # a representative represents itself, also where an equal prompt is one too
         return Clusters(order, member, float(self.first.mean()))

@@ -16,7 +16,7 @@ from .results.recorder import Recorder
 from .run_options import Costs
 from .table import Job, Table
 from .truth import Truth
-from .warm_pools import WarmPools
+from .warm_pools import LoadedByJobs, WarmPools
 
 _ROUNDING = 1e-6  #: seconds of a profile that a lease may lack for the last digits of sums of times
 
@@ -39,7 +39,9 @@ class Training:
         self._fails_at: dict[int, float] = {}  #: jobs whose worker is to die in their lease, and when
         self._batch: dict[int, int] = {}  #: batch sizes that the policy has chosen
         self.merging = Merging(table, recorder, agenda, gpus.node.tolist())
-        self.pools = WarmPools(len(gpus), max(costs.cold_start - costs.warm_start, 0.0))
+        self._loading = max(costs.cold_start - costs.warm_start, 0.0)
+        self._loaded = LoadedByJobs(len(gpus), self._loading)
+        self.pools: WarmPools | None = None  #: once the policy has set some
 
     # Leases
 
@@ -73,11 +75,11 @@ class Training:
 
     def _start_cost(self, number: int, gpus: Sequence[int], *, resumed: bool) -> float:
         now, cost = self._agenda.now, self._truth.start_cost(number, gpus, resumed=resumed)
-        if not self.pools.used:
+        if self.pools is None:
             model = self._table.workload.models[self._table.workload.model[number]]
-            if not resumed and self.pools.is_warm(model, gpus, now):
+            if not resumed and self._loaded.is_warm(model, gpus, now):
                 cost = self._costs.warm_start
-            self.pools.trains(model, gpus, now + cost)
+            self._loaded.trains(model, gpus, now + cost)
             return cost
         if resumed:
             return cost
@@ -91,7 +93,12 @@ class Training:
     def change_pools(self, warm: Mapping[str, Collection[int]]) -> None:
         """GPUs are in these warm pools from now on, and in no others."""
         loaded = {gpu: self._backbone(jobs[0]) for gpu, jobs in enumerate(self.on) if jobs}
+        self.pools = self.pools or WarmPools(len(self.on), self._loading, self._agenda.now)
         self.pools.change(warm, loaded, self._agenda.now)
+
+    def account_warm(self, now: float) -> None:
+        """Count the time up to now, in which GPUs were held as they are."""
+        (self._loaded if self.pools is None else self.pools).account(now, self.on)
 
     def renew(self, job: Job, lease_end: float | None) -> None:
         """Its lease lasts until then; None: for ever."""

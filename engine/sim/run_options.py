@@ -20,7 +20,7 @@ class Costs:
     resume: float = 0.0  #: from a lease's start until training goes on, after a suspension (002 fig. 5.3b)
     resume_per_gpu: float = 0.0  #: more of that for each GPU beyond the first
     cold_start: float = 0.0  #: the same at the first start on GPUs that are cold
-    warm_start: float = 0.0  #: at the first start on GPUs that are warm for it: see `WarmPools`
+    warm_start: float = 0.0  #: at the first start on GPUs that are warm for it: see `LoadedByJobs`
     checkpoint_interval: float = 0.0  #: work since the last checkpoint is lost when a job fails; 0: nothing is
     lost_on_suspend: float = 0.0  #: seconds of work lost when a job is suspended (0: it checkpoints when told to stop)
     #: For so long a job trains until its speed is known. Policies without ``profiles`` do not see it before.

@@ -172,7 +172,7 @@ class Simulation:
             if moment > until:
                 break
             self.agenda.now = moment
-            self.training.pools.account(moment, self.training.on)
+            self.training.account_warm(moment)
             self._process(submitted)
             if self.control is not None and self.now >= self.control.next_at:
                 self.control.act(self)
@@ -192,8 +192,8 @@ class Simulation:
 
     def close(self, end: float) -> None:
         """Settle the accounts of what is there at the end."""
-        self.training.pools.account(end, self.training.on)
-        self.recorder.warm_idle = self.training.pools.idle_gpu_time
+        self.training.account_warm(end)
+        self.recorder.warm_idle = 0.0 if self.training.pools is None else self.training.pools.idle_gpu_time
         self.training.close(end)
 
     def _next_round(self, interval: float) -> float:
@@ -310,7 +310,7 @@ class Simulation:
     # Decisions
 
     def _gpus(self) -> Gpus:
-        if not self.training.pools.used:
+        if self.training.pools is None:
             return self.gpus
         warm, warm_at = self.training.pools.columns()
         return replace(self.gpus, warm=warm, warm_at=warm_at)

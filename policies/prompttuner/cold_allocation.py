@@ -1,8 +1,9 @@
 """GPUs from the cold pool to the warm pools: 002 algorithm 2.
 
-Read so: line 12 is T_i(A_i) + T_cold > T_slo *and T_slo > T_cold* and A_i < the cold GPUs that are free, as printed it ends at once or
-never; what is added is capped by these; lines 19 and 30 store moments, so now is added; line 28 has k ≤ E_l.len; line 31 sorts E_l, not
-E. E_l counts GPUs that are loading, or each round adds others for the same job.
+It differs from the print in these points. Line 12 is T_i(A_i) + T_cold > T_slo *and T_slo > T_cold* and A_i < the cold GPUs that are free;
+as printed its loop ends at once or never. No more GPUs are added than are free. Lines 19 and 30 store moments, so that the present time is
+added. Line 28 has k ≤ E_l.len. Line 31 sorts E_l, not E. E_l also counts GPUs that are loading; else each round would add others for the
+same job.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from typing import NamedTuple
 from .gpu_pools import GpuPools
 from .job_times import JobTimes
 
-Moments = MutableMapping[str, list[float]]  #: E: when each GPU of each LLM's warm pool can next be given, ascending
+Moments = MutableMapping[str, list[float]]  #: E: for each LLM's warm pool, when each GPU can next be given to a job, ascending
 
 
 def delay_schedulable(job: int, moments: list[float], times: JobTimes) -> bool:
-    """Whether it still ends in time if it waits for GPUs that its warm pool has; it has them booked then (lines 23 to 35).
+    """Whether the job still ends in time if it waits for GPUs of its warm pool; if so, they are booked (lines 23 to 35).
 
-    Of a job of unknown length nobody can say so.
+    False where the length of the job is not known.
     """
     for gpus in times.sizes(job):
         if gpus > len(moments):
@@ -41,9 +42,10 @@ def book(moments: list[float], gpus: int, end: float) -> None:
 
 
 class Offer(NamedTuple):
-    """GPUs that a job which waits could have when cold ones have loaded its LLM. As printed only cold ones are.
+    """GPUs that a waiting job could have when cold ones have loaded its LLM. As printed it could have cold ones only.
 
-    ``own``: how many of its own pool are idle and not booked; ``lent``: rows of such GPUs of other pools, the longest idle first.
+    ``own``: number of GPUs of its own pool that are idle and not booked. ``lent``: rows of such GPUs of other pools, the longest idle
+    first.
     """
 
     own: int
@@ -56,7 +58,7 @@ class Offer(NamedTuple):
 
 
 def offer(job: int, backbone: str, pools: GpuPools, moments: Moments, now: float) -> Offer:
-    """What there is for it. Moments have the bookings of the jobs that were served before."""
+    """The GPUs that this job could have. Moments contain the bookings of the jobs that were served before."""
     left = {name: sum(at <= now for at in booked) for name, booked in moments.items()}
     lent = []
     for gpu in pools.idle_of_others(backbone, job):
@@ -69,9 +71,9 @@ def offer(job: int, backbone: str, pools: GpuPools, moments: Moments, now: float
 
 
 def grow(job: int, backbone: str, pools: GpuPools, moments: Moments, times: JobTimes, now: float, loading: float) -> tuple[int, ...]:
-    """The fewest cold GPUs on which it ends in time when they have loaded, which join its pool; (): no number does (lines 10 to 20).
+    """The fewest cold GPUs on which the job ends in time after they have loaded; they join its pool. (): no number does (lines 10 to 20).
 
-    Idle GPUs of its pool that are too few count too. Where too few are cold, other pools lend theirs.
+    Idle GPUs of its own pool count too, where they alone are too few. Where too few are cold, other pools lend theirs.
     """
     there = offer(job, backbone, pools, moments, now)
     gpus = times.fewest(job, float(times.deadline[job]) - now - loading, there.total)
@@ -81,12 +83,12 @@ def grow(job: int, backbone: str, pools: GpuPools, moments: Moments, times: JobT
 def add(
     job: int, backbone: str, gpus: int, there: Offer, pools: GpuPools, moments: Moments, times: JobTimes, loaded: float
 ) -> tuple[int, ...]:
-    """So many GPUs for this job in the first place: those of its pool, then cold ones, then lent ones; which have joined its pool."""
+    """So many GPUs for this job: those of its pool first, then cold ones, then lent ones. Returns those that have joined its pool."""
     cold = pools.take(pools.cold(job), min(gpus - there.own, there.cold))
     lent = tuple(there.lent[: gpus - there.own - len(cold)])
     for gpu in lent:
         if pools.of[gpu] in moments:
-            del moments[pools.of[gpu]][0]  # its own, or that of another idle one: both are past
+            del moments[pools.of[gpu]][0]  # the moment of an idle GPU of that pool, this one's or another's: all of them are past
     pools.free[list(lent)] = False
     pools.join(backbone, [*cold, *lent])
     of_pool = moments.setdefault(backbone, [])

@@ -12,30 +12,30 @@ from ..contract import Bools, Demand, Floats, Ints, Memory, Phase, Strings, View
 
 
 class GpuPools:
-    """Whose pool each GPU is in, and which of them may be given now. Rows are those of ``view.gpus``.
+    """The pool of each GPU, and whether it may be given now. GPUs are rows of ``view.gpus``.
 
-    Jobs are rows of ``view.jobs``. ``loading``: seconds that it takes.
+    Jobs are rows of ``view.jobs``. ``loading``: seconds that a GPU takes to load a backbone.
     """
 
     def __init__(self, view: View, loading: float) -> None:
         jobs, gpus, count = view.jobs, view.gpus, len(view.gpus)
         self._view, self._loading = view, loading
-        self.backbone: Strings = np.full(len(jobs), "", dtype=object) if jobs.backbone is None else jobs.backbone  #: of each job
-        self.of: Strings = np.full(count, "", dtype=object) if gpus.warm is None else gpus.warm.copy()  #: backbone, '': cold
+        self.backbone: Strings = np.full(len(jobs), "", dtype=object) if jobs.backbone is None else jobs.backbone  #: of each job; '': none
+        self.of: Strings = np.full(count, "", dtype=object) if gpus.warm is None else gpus.warm.copy()  #: backbone of its pool; '': cold
         self._ready_at: Floats = np.full(count, -np.inf) if gpus.warm_at is None else gpus.warm_at.copy()
         self._holder: Ints = np.full(count, -1, dtype=np.int64)
         self._holder[jobs.alloc_gpus] = jobs.holder
-        # What a job trains on is in its pool, also where another policy has put it there; it returns there (002 ch. 4.4.4).
+        # The GPUs of a running job are in its pool, also where another policy has given them; they return there (002 ch. 4.4.4).
         held = np.flatnonzero(self._holder >= 0)
         active = held[jobs.phase[self._holder[held]] == Phase.ACTIVE]
         self.of[active] = self.backbone[self._holder[active]]
         self.of[~gpus.usable & (self._holder < 0)] = ""
         self.free: Bools = gpus.usable & (self._holder < 0)
         self._idle_since = self._idle(view.memory)
-        self.victims: dict[int, list[int]] = self._displaceable()  #: jobs that give way, the last started first, and their GPUs
+        self.victims: dict[int, list[int]] = self._displaceable()  #: jobs that may be preempted, the last started first, with their GPUs
 
     def _idle(self, memory: Memory) -> Floats:
-        """Since when each GPU of a warm pool has served nobody, inf: it serves somebody, or is loading."""
+        """Since when each GPU of a warm pool has been idle; inf: it serves a job, or is loading."""
         known: Mapping[str, float] = (memory or {}).get("idle", {})
         ready = self.free & (self.of != "") & (self._ready_at <= self._view.now)
         since = np.full(len(self.free), np.inf)
@@ -44,7 +44,7 @@ class GpuPools:
         return since
 
     def _displaceable(self) -> dict[int, list[int]]:
-        """Running jobs without a backbone and a deadline: they are on cold GPUs, which are there for whoever needs them."""
+        """Running jobs without a backbone and a deadline. They use cold GPUs, which a pool may need."""
         jobs = self._view.jobs
         able = (jobs.phase == Phase.ACTIVE) & (jobs.demand == Demand.BEST_EFFORT) & (self.backbone == "")
         if jobs.protected is not None:
@@ -57,7 +57,7 @@ class GpuPools:
         return self._view.suits(job)
 
     def ready(self, backbone: str, job: int) -> Bools:
-        """Warm GPUs that it can be given now."""
+        """Warm GPUs that the job can be given now."""
         ready: Bools = self.free & (self.of == backbone) & (self._ready_at <= self._view.now) & self.able(job)
         return ready
 
@@ -67,25 +67,25 @@ class GpuPools:
         return cold
 
     def idle_of_others(self, backbone: str, job: int) -> list[int]:
-        """GPUs of other pools that serve nobody, the one that has been idle longest first."""
+        """Idle GPUs of other pools, the longest idle first."""
         rows = np.flatnonzero(self.free & np.isfinite(self._idle_since) & (self.of != "") & (self.of != backbone) & self.able(job))
         order: list[int] = rows[np.argsort(self._idle_since[rows], kind="stable")].tolist()
         return order
 
     def moments(self, backbone: str, busy_until: Callable[[int], float]) -> list[float]:
-        """E_l of 002 table 4.4: when each GPU of a warm pool can next be given, ascending. What loads counts, or each round adds again."""
+        """E_l of 002 table 4.4: when each GPU of a warm pool can next be given, ascending. GPUs that are loading count too."""
         now = self._view.now
         moments = []
         for gpu in np.flatnonzero(self.of == backbone).tolist():
             holder = int(self._holder[gpu])
             if holder < 0 and not self.free[gpu]:
-                continue  # given away just now; its end is entered with the job
+                continue  # given to a job in this round, which enters its end itself
             leaves = now if holder < 0 else busy_until(holder)
             moments.append(max(leaves, float(self._ready_at[gpu]), now))
         return sorted(moments)
 
     def take(self, among: Bools, count: int) -> tuple[int, ...]:
-        """So many of these GPUs, on the fewest nodes, and of equals where the fewest others are left. They are free no more."""
+        """Take so many of these GPUs, on the fewest nodes; of equal nodes, the one where the fewest others stay free."""
         rows = np.flatnonzero(among)
         node = self._view.gpus.node[rows]
         of_node = Counter(node.tolist())
@@ -106,7 +106,7 @@ class GpuPools:
         self._ready_at[rows] = self._view.now + self._loading
 
     def shrink(self, window: float, booked: Collection[str]) -> bool:
-        """GPUs that have served nobody for the window leave their pool (002 ch. 4.4.4.2, end), except pools that jobs wait for."""
+        """GPUs that were idle for the window leave their pool, unless jobs wait for it (002 ch. 4.4.4.2, end). True: some have left."""
         leave = self._spare(booked) & (self._idle_since + window <= self._view.now + 1e-6)
         self.of[leave] = ""
         return bool(leave.any())
@@ -120,21 +120,21 @@ class GpuPools:
         return {name: np.flatnonzero(self.of == name).tolist() for name in sorted({*self.of.tolist()} - {""})}
 
     def memory(self) -> dict[str, Any]:
-        """Since when GPUs have been idle, of those that still are."""
+        """Since when each idle GPU of a warm pool has been idle."""
         idle = np.flatnonzero(np.isfinite(self._idle_since) & self.free & (self.of != ""))
         return {"idle": {self._view.gpus.id[gpu]: float(self._idle_since[gpu]) for gpu in idle.tolist()}}
 
     def next_change(self, window: float, booked: Collection[str], *, waits: bool) -> float:
-        """When a window ends, or, if a job waits, a GPU has loaded; inf: never."""
+        """When the next window ends or, if a job waits, the next GPU has loaded; inf: never."""
         idle = np.where(self._spare(booked), self._idle_since, np.inf)
         loads = self._ready_at[(self.of != "") & (self._ready_at > self._view.now)]
         return float(min((idle + window).min(initial=np.inf), loads.min(initial=np.inf) if waits else np.inf))
 
 
 def reused(pools: GpuPools, held: Ints, given: Mapping[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
-    """The same numbers of GPUs, for jobs that start now on those that are warm for them first, then on cold ones, which load.
+    """Exchange the GPUs of jobs that start now: first for those that are warm for them, then for cold ones, which load.
 
-    ``held``: how many GPUs each job holds.
+    ``held``: number of GPUs that each job holds.
     """
     starts = [job for job, gpus in given.items() if held[job] == 0 and pools.free[list(gpus)].all()]
     others = [gpu for job, gpus in given.items() if job not in starts for gpu in gpus]

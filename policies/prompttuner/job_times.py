@@ -13,15 +13,15 @@ from ..queues.elastic import Curves, Pool
 class JobTimes:
     """Rows are those of ``view.jobs``.
 
-    A job's time is an upper bound: the most iterations that it has left times the most seconds that one takes (002 ch. 4.4.4), which
-    is the mean that was measured on the slowest kind of GPU; of a job that runs, its own.
+    A job's time is an upper bound: the most iterations that it may still need, times the most seconds of one (002 ch. 4.4.4). Those are the
+    mean that was measured on the slowest kind of GPU, or for a running job its own.
     """
 
     def __init__(self, view: View, curves: Curves) -> None:
         jobs = view.jobs
         self._pool, self._curves = Pool(view), curves
         self._work: Floats = jobs.remaining if jobs.remaining_most is None else np.fmax(jobs.remaining, jobs.remaining_most)
-        self.deadline: Floats = np.where(jobs.demand == Demand.BEST_EFFORT, np.inf, jobs.deadline)  #: moments, inf: it has none
+        self.deadline: Floats = np.where(jobs.demand == Demand.BEST_EFFORT, np.inf, jobs.deadline)  #: moments; inf: none
 
     def sizes(self, row: int) -> list[int]:
         """Numbers of GPUs that it can have, ascending."""
@@ -29,12 +29,12 @@ class JobTimes:
         return gpus
 
     def seconds(self, row: int, gpus: int) -> float:
-        """Until it ends, started now on warm GPUs; NaN: not known."""
+        """Seconds until the job ends if it starts now on warm GPUs; NaN: not known."""
         curve = self._curves.of(self._pool, row)
         return float(self._work[row] / np.interp(gpus, curve.gpus, curve.speed))
 
     def fewest(self, row: int, seconds: float, room: int) -> int:
-        """GPUs, at most ``room``, on which it ends within so many seconds, 0: none do. Of a job of unknown length it is the least."""
+        """The fewest GPUs, at most ``room``, on which it ends within so many seconds, or may do so if its length is unknown; 0: none."""
         for gpus in self.sizes(row):
             if gpus > room:
                 break
@@ -44,6 +44,6 @@ class JobTimes:
         return 0
 
     def most_urgent(self, rows: Ints) -> list[int]:
-        """By their deadlines, those without last; of equals the first submitted."""
+        """The jobs by their deadlines, those without one last; of equals the first submitted first."""
         order: list[int] = rows[np.argsort(self.deadline[rows], kind="stable")].tolist()
         return order

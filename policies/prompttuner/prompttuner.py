@@ -16,7 +16,7 @@ from .gpu_pools import GpuPools
 from .job_times import JobTimes
 from .warm_allocation import start_warm
 
-APART = 0.05  #: seconds between two rounds at least (002 ch. 4.5.3)
+LEAST_SECONDS_APART = 0.05  #: seconds between two rounds at least (002 ch. 4.5.3)
 TOO_FEW = Reason("resources", "too few GPUs are free, and jobs whose deadlines can be kept come first")
 
 
@@ -28,11 +28,11 @@ class PromptTuner:
     job will leave some in time, the fewest cold GPUs join the pool (algorithm 2). A GPU that serves no job for the window
     leaves its pool. Nothing that starts from a backbone is preempted.
 
-    Where 002 is silent: a job also counts idle GPUs of its pool that are too few for it, and where too few are cold, other pools lend it
-    GPUs that are idle and that no job waits for, the longest idle first, which load its LLM. Jobs that cannot end in time, and those
-    without a deadline or a backbone, come last, in the order of submission; the first of these wait for warm GPUs, unless their pool has
-    too few. Jobs without a backbone run on cold GPUs, and those without a deadline give these back when a pool must grow and no other GPU
-    is free.
+    Where 002 is silent, these rules hold. A job also counts idle GPUs of its pool where they alone are too few for it. Where too few GPUs
+    are cold, other pools lend it idle ones that no job waits for, the longest idle first; these load its LLM. Jobs that cannot end in time,
+    and those without a deadline or a backbone, come last, in the order of submission. Jobs that cannot end in time wait for warm GPUs,
+    unless their pool has too few. Jobs without a backbone run on cold GPUs. If they have no deadline either, they are preempted when a pool
+    must grow and no other GPU is free.
     """
 
     @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class _Round:
         self.preempted: list[int] = []
         self.waiting: dict[Reason, list[int]] = {}
         self.moments: dict[str, list[float]] = {}
-        self.booked: set[str] = set()  #: pools whose GPUs, as many as there are, jobs wait for
+        self.booked: set[str] = set()  #: pools for whose GPUs jobs wait
 
     def plan(self) -> Plan:
         view = self.view
@@ -80,7 +80,7 @@ class _Round:
             ends = [view.now + self.times.seconds(job, len(gpus)) for job, gpus in started.items() for _ in gpus]
             self.moments[name] = sorted([*self.pools.moments(name, self._leaves), *np.nan_to_num(ends, nan=np.inf).tolist()])
         late = [job for job in self.timed if job not in self.given and not self._served(job)]
-        for job in sorted([*late, *self.others]):  # rows stand in the order of submission
+        for job in sorted([*late, *self.others]):  # rows are in the order of submission
             self._serve_last(job, late=job in late)
         shrunk = self.pools.shrink(self.config.window, self.booked)
         ids = view.jobs.id
@@ -96,7 +96,7 @@ class _Round:
         )
 
     def _leaves(self, job: int) -> float:
-        """When a job that holds GPUs leaves them. One that should have ended is taken to need as long as other GPUs would to load."""
+        """When a job leaves its GPUs. One that should have ended by now is taken to need the seconds of a loading."""
         now = self.view.now
         if self.view.jobs.phase[job] == Phase.STOPPING:
             return now
@@ -104,7 +104,7 @@ class _Round:
         return math.inf if math.isnan(takes) else now + (takes if takes > 0 else self.config.loading)
 
     def _served(self, job: int) -> bool:
-        """Whether it ends in time although it waits (algorithm 2)."""
+        """Whether the job ends in time although it waits (algorithm 2)."""
         name, now, loading = self.backbone[job], self.view.now, self.config.loading
         if delay_schedulable(job, self.moments[name], self.times):
             return self._waits(job, Reason("delayed", f"ends in time on GPUs that are warm for {name}, when they are free"))
@@ -120,7 +120,7 @@ class _Round:
         return True
 
     def _displace(self, job: int) -> bool:
-        """Cold GPUs that jobs without a backbone and a deadline run on: who gives way has started last."""
+        """Preempt jobs without a backbone and a deadline, the last started first, for GPUs on which this job ends in time."""
         pools, now = self.pools, self.view.now
         cold, able = pools.cold(job), pools.able(job)
         theirs = [(victim, gpu) for victim, gpus in pools.victims.items() for gpu in gpus if able[gpu]]
@@ -170,10 +170,10 @@ class _Round:
         return Reason("late", f"cannot end by its deadline any more; {idle}")
 
     def _wake_at(self, *, shrunk: bool) -> float | None:
-        """``shrunk``: there are cold GPUs now that were not there for this round."""
+        """When to plan again. ``shrunk``: GPUs have left their pools, and were not yet cold in this round."""
         waits = bool(self.waiting)
         moments: Iterable[float] = (at for name in self.moments.values() for at in name if at > self.view.now) if waits else ()
         soonest = min(self.pools.next_change(self.config.window, self.booked, waits=waits), min(moments, default=math.inf))
         if shrunk and waits:
             soonest = self.view.now
-        return max(soonest, self.view.now + APART) if soonest < math.inf else None
+        return max(soonest, self.view.now + LEAST_SECONDS_APART) if soonest < math.inf else None

@@ -23,7 +23,6 @@ class HubBody(nn.Module):
         self.body = found.body
         self.bidirectional = found.bidirectional
         self.skipped = 0  #: places before the first token, of a prompt that is trained
-        self._layers = layers
         trained = {} if layers == "head" else dict.fromkeys(_from_last_layer(found)) if layers == "last" else {self.body: None}
         self.body.requires_grad_(False)
         for module in trained:

@@ -145,10 +145,6 @@ class HubDirectory:
         return {file: self._header(self.path / file) for file in self._shards()}
 
     @property
-    def tensor_names(self) -> frozenset[str]:
-        return frozenset(name for header in self.headers.values() for name in header)
-
-    @property
     def numbers(self) -> int:
         """How many its weights are."""
         return sum(_count(tensor["shape"]) for header in self.headers.values() for tensor in header.values())

@@ -1,4 +1,4 @@
-"""Features of prompts: what the LLM's last layer makes of a text (002 ch. 4.4.3.1)."""
+"""Features of prompts: the mean output of the LLM's last layer (002 ch. 4.4.3.1)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from .lookup import Prompt
 
-LONGEST = 128  #: tokens of a prompt that are read
+MOST_TOKENS = 128  #: tokens of a prompt that are read at most
 
 
 def features(llm: Llm, prompts: Sequence[Prompt]) -> NDArray[np.float32]:
@@ -28,9 +28,9 @@ def features(llm: Llm, prompts: Sequence[Prompt]) -> NDArray[np.float32]:
     with torch.no_grad():
         for prompt in interruptible(prompts):
             if isinstance(prompt, str):
-                vectors = llm.model.embed_tokens(torch.tensor(llm.ids(prompt)[:LONGEST], device=llm.device))
+                vectors = llm.model.embed_tokens(torch.tensor(llm.ids(prompt)[:MOST_TOKENS], device=llm.device))
             else:
-                vectors = torch.as_tensor(prompt[:LONGEST], device=llm.device)
+                vectors = torch.as_tensor(prompt[:MOST_TOKENS], device=llm.device)
             states, _ = llm.model.states(vectors[None])
             rows.append(states[0].mean(0))
     found: NDArray[np.float32] = torch.stack(rows).cpu().numpy() if rows else torch.empty(0, llm.model.shape.hidden).numpy()

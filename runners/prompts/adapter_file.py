@@ -1,4 +1,4 @@
-"""A tuned prompt as files: in peft's format (PromptTuningConfig), and what a person wants to know of it."""
+"""A tuned prompt as files: in peft's format (PromptTuningConfig), with a file for people."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def write_adapter(folder: Path, llm: Llm, vectors: torch.Tensor, samples: Samples, started: Mapping[str, Any]) -> str:
-    """Write ``adapter_config.json``, ``adapter_model.safetensors`` and ``prompt.json``; the prompt's nearest tokens as text."""
+    """Write ``adapter_config.json``, ``adapter_model.safetensors`` and ``prompt.json``. Returns the prompt's nearest tokens as text."""
     folder.mkdir(parents=True, exist_ok=True)
     shape, near = llm.model.shape, nearest_text(llm, vectors)
     config = {
@@ -42,7 +42,7 @@ def write_adapter(folder: Path, llm: Llm, vectors: torch.Tensor, samples: Sample
 
 
 def read_adapter(folder: Path, llm: Llm) -> NDArray[np.float32]:
-    """The vectors (tokens, hidden) of a folder that `write_adapter` has written. StokerError: they are not there, or not of this LLM."""
+    """The vectors (tokens, hidden) in a folder of `write_adapter`. StokerError: they are not there, or belong to another LLM."""
     try:
         about = json.loads((folder / "prompt.json").read_bytes())
         vectors = imported("safetensors.numpy", "llm").load_file(folder / "adapter_model.safetensors")["prompt_embeddings"]

@@ -1,4 +1,4 @@
-"""An LLM as `bank_work` asks for it: features of prompts for the bank, scores of prompts for a lookup."""
+"""The LLM of `bank_work`: features of prompts for the bank, scores of prompts for a lookup."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from .lookup import Prompt
 
-TOKENS, MAX_TOKENS = 12, 32  #: of a prompt and of a text, as the recipe prompt-tune has them unless told
+PROMPT_TOKENS, TEXT_TOKENS = 12, 32  #: of a prompt and of a text: the defaults of the recipe prompt-tune
 
 
 class BankLlm:
@@ -36,13 +36,13 @@ class BankLlm:
 
     def scorer(self, data: str, samples: int, seed: int) -> Callable[[Sequence[Prompt]], Sequence[float]]:
         """The score of equation 4.1 of prompts, on the same samples each time."""
-        found = load_samples(self.llm, data, max_tokens=MAX_TOKENS, prompt_tokens=TOKENS)
+        found = load_samples(self.llm, data, max_tokens=TEXT_TOKENS, prompt_tokens=PROMPT_TOKENS)
         common = found.common(samples, seed)
-        return functools.partial(prompt_score.score, self.llm, samples=common, answers=found.answers, length=TOKENS)
+        return functools.partial(prompt_score.score, self.llm, samples=common, answers=found.answers, length=PROMPT_TOKENS)
 
 
 def load(name: str) -> BankLlm:
-    """By name; one thread, as a job has."""
+    """The LLM of that name. It computes with one thread, as in a job."""
     import torch
 
     torch.set_num_threads(1)

@@ -1,13 +1,13 @@
 """Work on a prompt bank that needs the LLM: ``python -m stoker.runners.prompts.bank_work FOLDER``, a job or a process of the command line.
 
-FOLDER/request.json (`Request`) says what. Answers are lines of JSON, appended to FOLDER/answer.jsonl as they are found, so that what was
-found before an interruption can be kept:
+FOLDER/request.json is the request (`Request`). Answers are lines of JSON. Each is appended to FOLDER/answer.jsonl as soon as it is found,
+so that an interruption loses none of them:
 
 ``features``: ``{"bank": {llm, revision, tokenizer}, "todo": n}``, then ``{"texts": [..], "features": [[..]]}`` some at a time.
 ``tuned``: ``{"bank": …, "todo": n}``, then ``{"features": [..], "vectors": [..]}`` of the prompt in each folder, the vectors end to end.
 ``lookup``: ``{"bank": …, "todo": n}``, ``{"scored": n}`` as it goes on, ``{"candidates": [{text, score, layer}], "seconds": …}``.
 
-The last line is ``{"done": true}``; without it, the process says on stderr in one line what is wrong.
+The last line is ``{"done": true}``. Where it is missing, one line on stderr says what is wrong.
 """
 
 from __future__ import annotations
@@ -16,18 +16,16 @@ import json
 import os
 import sys
 import time
-import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
-from ...engine.errors import Conflict, NotFound, StokerError, UsageError
-from ...engine.home import Home
+from ...engine.errors import NotFound, StokerError, UsageError
 from ..worker import script
 from ..worker.worker import NO_HOST_MEMORY
-from .lookup import lookup, most_scores, prompts_of
+from .lookup import lookup, most_scores, prompts_of, read_bank
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,24 +33,24 @@ if TYPE_CHECKING:
 
     from .lookup import Prompt
 
-SLICE = 16  #: prompts between two answers
+PROMPTS_PER_ANSWER = 16  #: prompts between two answers
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     work: Literal["features", "tuned", "lookup"]
     llm: str
     home: str
-    texts: tuple[str, ...] = ()  #: features: of these; lookup: scored beside the bank's
-    folders: tuple[str, ...] = ()  #: tuned: with a tuned prompt each
-    known: tuple[tuple[str, str, tuple[str, ...]], ...] = ()  #: revision, tokenizer, and texts that the bank has already
-    parent: int | None = None  #: process whose child this is: without it nobody waits for the answers
+    texts: tuple[str, ...] = ()  #: for ``features``: compute theirs; for ``lookup``: score them beside the bank's
+    folders: tuple[str, ...] = ()  #: for ``tuned``: each has a tuned prompt
+    known: tuple[tuple[str, str, tuple[str, ...]], ...] = ()  #: revision, tokenizer, and the texts that this bank has already
+    parent: int | None = None  #: the process that waits for the answers; this one ends when that has ended
     data: str = ""
     samples: int = 16
     seed: int = 0
 
 
 class Model(Protocol):
-    """What an LLM does for a bank."""
+    """The LLM, as the bank uses it."""
 
     name: str
     revision: str
@@ -69,12 +67,13 @@ class Model(Protocol):
 
 
 class Answers:
-    """Lines that are whole when they are read: each is one write."""
+    """Writes answers, each in one write, so that readers find whole lines only."""
 
     def __init__(self, folder: Path, parent: int | None) -> None:
         self._parent = parent
         path = folder / "answer.jsonl"
-        self.before = [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []  #: of an earlier attempt
+        #: answers of an earlier attempt
+        self.before = [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
         self._file = path.open("ab", buffering=0)
 
     def tell(self, **answer: Any) -> None:
@@ -101,8 +100,8 @@ def _features(request: Request, model: Model, answers: Answers) -> None:
     known.update(text for answer in answers.before for text in answer.get("texts", ()))
     todo = [text for text in dict.fromkeys(request.texts) if text not in known]
     answers.tell(bank=_bank(model), todo=len(todo))
-    for start in range(0, len(todo), SLICE):
-        texts = todo[start : start + SLICE]
+    for start in range(0, len(todo), PROMPTS_PER_ANSWER):
+        texts = todo[start : start + PROMPTS_PER_ANSWER]
         answers.tell(texts=texts, features=[[float(value) for value in row] for row in model.features(texts)])
         script.report(step=start + len(texts), total=len(todo))
 
@@ -116,7 +115,7 @@ def _tuned(request: Request, model: Model, answers: Answers) -> None:
 
 def _lookup(request: Request, model: Model, answers: Answers) -> None:
     began = time.monotonic()
-    bank = _load_bank(request, model)
+    bank = read_bank(Path(request.home), request.llm, model.name, *_which(model))
     score = model.scorer(request.data, request.samples, request.seed)
     texts, prompts, scored = bank["prompts"].tolist(), prompts_of(bank), 0
 
@@ -136,25 +135,6 @@ def _lookup(request: Request, model: Model, answers: Answers) -> None:
     answers.tell(
         candidates=sorted(given + rows, key=lambda row: float(str(row["score"]))), seconds=time.monotonic() - began, prompts=len(prompts)
     )
-
-
-def _load_bank(request: Request, model: Model) -> dict[str, Any]:
-    import numpy as np
-
-    path = Home(Path(request.home)).bank(model.name, *_which(model))
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
-            return dict(found)
-    except FileNotFoundError:
-        others = sorted(path.parents[2].glob(f"{model.name}@*/*/bank.npz"))
-        build = f"'stoker prompt bank build --llm {request.llm} --from FILE.jsonl' makes one"
-        if others:
-            there = ", ".join(f"{other.parents[1].name} ({other.parent.name})" for other in others)
-            here = f"{model.name}@{model.revision} ({model.tokenizer})"
-            raise Conflict(f"the bank is of {there}, and the LLM that is installed is {here}; features are never mixed: {build}") from None
-        raise NotFound(f"there is no bank of {request.llm} yet: {build}") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise StokerError(f"{path}: cannot be read ({error}); the daemon writes it again when it starts") from None
 
 
 def _which(model: Model) -> tuple[str, str]:

@@ -1,7 +1,8 @@
 """Where a tuning begins: the prompt that the bank gives, a text, tokens of the vocabulary, or numbers.
 
-The bank is used only if 20 % of the time until the deadline is at least the longest time of a lookup (002 ch. 4.4.3.4 and 4.5.2, read
-as in `lookup.fits`). The thesis takes 20 % of the whole SLO; what is left of it when the job starts is less, and what counts.
+The bank is used only if 20 % of the time until the deadline is at least the longest time of a lookup (002 ch. 4.4.3.4). 4.5.2 prints the
+opposite: a lookup where the budget does *not* surpass its overhead. The thesis takes 20 % of the whole SLO; here it is 20 % of what is left
+of it when the job starts.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import json
 import logging
 import os
 import time
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ...engine.errors import Conflict, NotFound, StokerError, UsageError
-from ...engine.home import Home
+from ...engine.errors import NotFound, StokerError, UsageError
 from ..backbones.pretrained import Llm
 from ..host.rundir import ENV_RUN_DIR
 from ..worker import script
 from . import soft_prompt
 from .labelled_samples import Samples
-from .lookup import BUDGET, lookup, most_scores, prompts_of
+from .lookup import LOOKUP_BUDGET, lookup, most_scores, prompts_of, read_bank
 from .prompt_score import score
 
 if TYPE_CHECKING:
@@ -34,14 +33,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-TEXT = "text:"  #: how an `init` begins that is a text
-_TELL = 5.0  #: seconds between lines of the log during a lookup
-_CHOSEN = "initial-prompt.json"  #: beside the checkpoints: later attempts begin where the first did, whatever the clock says
+TEXT_PREFIX = "text:"  #: prefix of an `init` that is a text
+_TELL_EVERY = 5.0  #: seconds between lines of the log during a lookup
+_CHOICE_FILE = "initial-prompt.json"  #: beside the checkpoints, so that later attempts of the job begin with the same prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The vectors (tokens, hidden) that a tuning begins with, and how they were found."""
+    """The vectors (tokens, hidden) with which a tuning begins, and how they were found."""
 
     vectors: torch.Tensor
     how: Mapping[str, Any]
@@ -49,7 +48,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """What an initial prompt is chosen by."""
+    """Chooses the initial prompt of a tuning."""
 
     llm: Llm
     samples: Samples
@@ -67,10 +66,10 @@ class Beginning:
         if init == "random":
             return Start(soft_prompt.of_numbers(self.llm, self.tokens, self.seed), {"init": "random"})
         if init == "bank":
-            return self._by_bank(kept / _CHOSEN)
-        text = init.removeprefix(TEXT).strip().strip("\"'")
+            return self._by_bank(kept / _CHOICE_FILE)
+        text = init.removeprefix(TEXT_PREFIX).strip().strip("\"'")
         if not text:
-            raise UsageError(f"params.init: no text stands after {TEXT!r}")
+            raise UsageError(f"params.init: no text stands after {TEXT_PREFIX!r}")
         return self._text(text, {"init": "text"})
 
     def _vocabulary(self, **how: Any) -> Start:
@@ -98,8 +97,13 @@ class Beginning:
         )
 
     def _ask_bank(self) -> dict[str, Any]:
-        """Look up, if there is time; the prompt, or why the bank was not used. Says so in the log and in metrics."""
-        bank = read_bank(self.home, self.llm)
+        """Look up a prompt, if there is time. Returns it, or the reason why the bank was not used; both are in the log and in metrics."""
+        if self.home is None:
+            raise NotFound("params.init: a bank is read by a job only, and this is none; give another, such as vocabulary")
+        try:
+            bank = read_bank(self.home, self.llm.name, self.llm.name, self.llm.revision, self.llm.tokens)
+        except StokerError as error:
+            raise type(error)(f"params.init: {error}; or give another params.init, such as vocabulary") from None
         texts, prompts, medoid = bank["prompts"].tolist(), prompts_of(bank), bank["medoid"]
         common, began = self.samples.common(self.score_samples, self.seed), self.clock()
         known: dict[int, float] = {}
@@ -108,7 +112,7 @@ class Beginning:
         def scores(rows: Sequence[int]) -> list[float]:
             nonlocal told
             for row in rows:
-                if time.monotonic() - told >= _TELL:
+                if time.monotonic() - told >= _TELL_EVERY:
                     told = time.monotonic()
                     log.info("looking up the initial prompt: %d of at most %d scored", len(known), most)
                 if row not in known:
@@ -116,7 +120,7 @@ class Beginning:
             return [known[row] for row in rows]
 
         if self.deadline is not None:
-            longest, budget = self._time_scores(scores, medoid) * most, BUDGET * (self.deadline - began)
+            longest, budget = self._time_scores(scores, medoid) * most, LOOKUP_BUDGET * (self.deadline - began)
             if longest > budget:
                 why = f"{most} scores may take {longest:.0f} s, more than 20 % ({max(0.0, budget):.0f} s) of the time until the deadline"
                 log.info("the bank is not used: %s; the tuning begins with words of the vocabulary", why)
@@ -132,7 +136,7 @@ class Beginning:
         return {**about, "text": texts[best.row], **tuned}
 
     def _time_scores(self, scores: Callable[[Sequence[int]], object], medoid: NDArray[np.int32]) -> float:
-        """Seconds of a score, by the second of two: the first also waits for what is set up once. The lookup needs both anyway."""
+        """Seconds of one score. The second of two is timed, as the first includes work that is done once. The lookup needs both anyway."""
         seconds = 0.0
         for row in sorted({int(one) for one in medoid})[:2]:
             began = self.clock()
@@ -145,28 +149,3 @@ def home_of_job() -> Path | None:
     """The home on this host that the job's run directory is in; None outside a job."""
     run_dir = os.environ.get(ENV_RUN_DIR)
     return Path(run_dir).parents[2] if run_dir else None
-
-
-def read_bank(home: Path | None, llm: Llm) -> dict[str, Any]:
-    """The bank of this LLM as the daemon has exported it. One line says what is wrong when it cannot be used."""
-    build = f"'stoker prompt bank build --llm {llm.name} --from FILE.jsonl' makes one; or give another params.init, such as vocabulary"
-    if home is None:
-        raise NotFound("params.init: a bank is read by a job only, and this is none; give another, such as vocabulary")
-    path = Home(home).bank(llm.name, llm.revision, llm.tokens)
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
-            bank = dict(found)
-    except FileNotFoundError:
-        if others := sorted(path.parents[2].glob(f"{llm.name}@*/*/bank.npz")):
-            there = ", ".join(f"{other.parents[1].name} ({other.parent.name})" for other in others)
-            raise Conflict(
-                f"params.init: the bank is of {there}, and the LLM here is {llm.key} ({llm.tokens}); they are never mixed: {build}"
-            ) from None
-        raise NotFound(f"params.init: there is no prompt bank of {llm.key} in {home}: {build}") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise StokerError(f"params.init: {path} cannot be read ({error}); the daemon writes it again when it starts") from None
-    if str(bank.get("llm")) != llm.key:
-        raise Conflict(f"params.init: {path} is of {bank.get('llm')}, and the LLM here is {llm.key}; they are never mixed: {build}")
-    if not len(bank["prompts"]):
-        raise NotFound(f"params.init: the prompt bank of {llm.key} is empty: {build}")
-    return bank

@@ -1,6 +1,6 @@
-"""Labelled samples of a packaged set or a file, and what they must have to be trained on. No torch: the command line looks at them too.
+"""Labelled samples of a packaged set or a file, and the checks that they can be trained on. No torch: the command line checks them too.
 
-A file is read as it was meant, or refused with the line.
+A file that cannot be read as its author meant it is refused, with the line.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from ..recipes.texts import SPLIT_SEED, Labelled, Texts, load, split_by_class
 
 log = logging.getLogger(__name__)
 
-_HALF = re.compile("[\ud800-\udfff]")
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 KINDS = (".csv", ".jsonl", ".parquet")
-MOST_LETTERS = len(string.ascii_uppercase)  #: classes that a language model can be asked for
+MOST_LETTERS = len(string.ascii_uppercase)  #: classes that a language model can be asked about, one letter each
 
-_Read = tuple[int, object, object, str]  #: line that a sample begins in, its text, its label, or what is wrong with it
+_Read = tuple[int, object, object, str]  #: line in which a sample begins, its text, its label, and its fault (empty: it has none)
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """What the columns of a file are called."""
+    """Names of a file's columns."""
 
     text: str = "text"
     label: str = "label"
@@ -56,9 +56,9 @@ TEXT_AND_LABEL = Columns()
 def read_labelled(
     data: str, folder: str = "", columns: Columns = TEXT_AND_LABEL, held_out: str = "", most: int | None = MOST_LETTERS
 ) -> Texts:
-    """A packaged set, or a file, whose path may count from a folder. UsageError says in one line why nothing can be trained on it.
+    """A packaged set, or a file, whose path may be relative to a folder. UsageError says in one line why it cannot be trained on.
 
-    ``held_out``: a file with samples that are held out; else a fifth of each class is. ``most``: labels that can be told apart.
+    ``held_out``: a file of held-out samples; without it, a fifth of each class is held out. ``most``: the most labels that may be there.
     """
     if data in TEXT_DATASETS:
         if held_out:
@@ -72,7 +72,7 @@ def read_labelled(
 
 
 def split_by_file(rows: Sequence[Labelled], held_out: Sequence[Labelled], name: str) -> Texts:
-    """To train on all rows, and hold out others, which have no class of their own."""
+    """Train on all rows, and hold out the samples of another file, which may have no class of their own."""
     classes = tuple(sorted({label for _, label in rows}))
     if unknown := sorted({label for _, label in held_out} - set(classes)):
         raise UsageError(f"params.held_out: {name} has the label {unknown[0]!r}, which no sample of params.data has")
@@ -102,8 +102,8 @@ def _read_file(field: str, data: str, folder: str, columns: Columns) -> list[Lab
 def samples_of(path: Path, columns: Columns = TEXT_AND_LABEL, field: str = "data") -> list[Labelled]:
     """All samples, in order, without blanks around texts and labels. OSError: the file cannot be read.
 
-    UsageError names the first line that cannot be used, and how many there are; or says which labels are at odds. A text that has two
-    labels, and two ways to write one label, are somebody's mistakes: whatever was trained would be something else than was meant.
+    UsageError names the first line that cannot be used, and how many there are. A text with two labels, and two spellings of one label, are
+    errors too: they are mistakes of the file's author, and the training would learn something else than was meant.
     """
     rows: list[Labelled] = []
     lines: list[int] = []
@@ -130,7 +130,7 @@ def samples_of(path: Path, columns: Columns = TEXT_AND_LABEL, field: str = "data
 
 
 def _of_parquet(field: str, path: Path, columns: Columns) -> str:
-    """Its two columns as lines of JSON, by a program of the engine's, which has DuckDB."""
+    """The two columns as lines of JSON. A program of the engine reads them, as only the engine has DuckDB."""
     path.stat()
     command = [sys.executable, "-P", "-m", "stoker.engine.adhoc.parquet_rows", str(path), *columns.both]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -202,7 +202,7 @@ def _jsonl(field: str, path: Path, content: str, columns: Columns) -> Iterator[_
 
 
 def _mapping(pairs: list[tuple[str, Any]]) -> dict[Any, Any]:
-    """Names that come twice are there as (name, True) too: JSON's own rule, that the last one holds, loses a label."""
+    """A mapping with a key (name, True) for each name that comes twice. JSON keeps the last of the two, and would lose a label."""
     names = Counter(name for name, _ in pairs)
     return dict(pairs) | {(name, True): None for name, count in names.items() if count > 1}
 
@@ -214,7 +214,7 @@ def _fault(name: str, value: object, columns: Columns) -> str:
         return f"has no {name}; {columns.shape}"
     if "\0" in str(value):
         return f"has a NUL character in its {name}; is the file in UTF-8?"
-    if _HALF.search(str(value)):
+    if _LONE_SURROGATE.search(str(value)):
         return f"has half a character (\\ud800 to \\udfff, a lone surrogate) in its {name}; write the whole one"
     return ""
 

@@ -1,4 +1,4 @@
-"""Labelled texts as an LLM is asked about them: text, then ``Answer:``, then one word that stands for the label."""
+"""Labelled texts as questions to an LLM: the text, then ``Answer:``, then one word that stands for the label."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from .labelled_files import TEXT_AND_LABEL, Columns, read_labelled
 
 log = logging.getLogger(__name__)
 
-Sample = tuple[list[int], int]  #: tokens up to where the answer is asked for, label
+Sample = tuple[list[int], int]  #: tokens up to the answer, label
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  #: tokens padded on the right, place of the last of each, labels
 
 CUE = "\nAnswer:"
-#: words for labels that are abbreviations
-_SPELLED = {"ABBR": "abbreviation", "DESC": "description", "ENTY": "entity", "HUM": "person", "LOC": "location", "NUM": "number"}
+#: full words for labels that are abbreviations
+_FULL_WORDS = {"ABBR": "abbreviation", "DESC": "description", "ENTY": "entity", "HUM": "person", "LOC": "location", "NUM": "number"}
 
 
 class Tokenised(Sequence[Sample]):
-    """Labelled texts, each tokenised when it is first asked for: a tuning of a hundred steps never sees most of a large set.
+    """Labelled texts. Each is tokenised when it is first used, as a tuning of a hundred steps never sees most of a large set.
 
-    Rows are texts and labels. ``cue``: the tokens that follow each text, which is cut to ``most`` tokens before.
+    Rows are texts and labels. A text is cut to ``most`` tokens, and then followed by the tokens of ``cue``.
     """
 
     def __init__(self, tokenizer: Any, rows: list[tuple[str, int]], most: int, cue: list[int]) -> None:
         self.labels = [label for _, label in rows]
-        self.cut = 0  #: texts so far that were longer
+        self.cut = 0  #: number of texts so far that were cut
         self._rows, self._tokenizer, self._most, self._cue = rows, tokenizer, most, cue
         self._known: dict[int, Sample] = {}
 
@@ -52,7 +52,8 @@ class Tokenised(Sequence[Sample]):
         return self._known[index]
 
     def _tokenise(self, text: str, label: int) -> Sample:
-        ids = ids_of(self._tokenizer, text.strip()[: self._most * 40])  # no token is so long: a book need not be read to its end
+        # Tokens are shorter than 40 characters, so that a book need not be tokenised to its end.
+        ids = ids_of(self._tokenizer, text.strip()[: self._most * 40])
         if len(ids) > self._most:
             self.cut += 1
             if self.cut == 1:
@@ -61,15 +62,15 @@ class Tokenised(Sequence[Sample]):
 
     @property
     def read(self) -> int:
-        """How many were asked for so far."""
+        """Number of texts that were used so far."""
         return len(self._known)
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
     classes: tuple[str, ...]
-    words: tuple[str, ...]  #: what the LLM is to answer, a class each
-    answers: tuple[int, ...]  #: the tokens that these begin with
+    words: tuple[str, ...]  #: the LLM's answer for each class
+    answers: tuple[int, ...]  #: the first token of each of these
     train: Tokenised
     held_out: Tokenised
 
@@ -89,13 +90,13 @@ def load_samples(
     columns: Columns = TEXT_AND_LABEL,
     held_out: str = "",
 ) -> Samples:
-    """A packaged set, or a file; each text cut to ``max_tokens``. UsageError says in one line why it cannot be tuned on."""
+    """A packaged set, or a file, with each text cut to ``max_tokens``. UsageError says in one line why it cannot be tuned on."""
     cue = llm.ids(CUE)
     longest, context = prompt_tokens + max_tokens + len(cue), llm.model.shape.context
     if longest > context:
         raise UsageError(f"params.max_tokens: {longest} tokens with prompt and question are more than the context of {llm.name}, {context}")
     texts = read_labelled(data, columns=columns, held_out=held_out)
-    words = tuple(_SPELLED.get(name, name.strip().lower()) for name in texts.classes)
+    words = tuple(_FULL_WORDS.get(name, name.strip().lower()) for name in texts.classes)
     answers = tuple(llm.ids(f" {word}")[0] for word in words)
     if len(set(answers)) < len(answers):
         words = tuple(string.ascii_uppercase[: len(words)])
@@ -118,14 +119,14 @@ def batch_of(samples: Sequence[Sample]) -> Batch:
 
 
 def _balanced(rows: list[tuple[str, int]]) -> list[tuple[str, int]]:
-    """As many of each class as there are of the rarest, the classes in turn, so that any beginning of it is balanced too."""
+    """As many rows of each class as the rarest one has. Classes take turns, so that any first rows are balanced too."""
     least = min(Counter(label for _, label in rows).values())
     classes = len({label for _, label in rows})
     return [rows[row] for row in _in_turn([label for _, label in rows], range(len(rows)))[: least * classes]]
 
 
 def _in_turn(labels: Sequence[int], rows: Sequence[int]) -> list[int]:
-    """The rows, of each class the first, then of each the second, and so on."""
+    """The rows in another order: the first row of each class, then the second of each, and so on."""
     seen: Counter[int] = Counter()
     placed = []
     for label, row in zip(labels, rows, strict=True):

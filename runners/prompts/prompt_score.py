@@ -15,11 +15,11 @@ from .soft_prompt import SoftPrompt, loss, of_prompt
 if TYPE_CHECKING:
     from .lookup import Prompt
 
-SAMPLES = 16  #: as 4.4.3.2 has it
+SAMPLES = 16  #: of 4.4.3.2
 
 
 def score(llm: Llm, prompts: Sequence[Prompt], samples: Sequence[Sample], answers: Sequence[int], length: int) -> list[float]:
-    """Mean loss of the LLM on the samples, after each prompt as the tuning would begin with it; less is better.
+    """Mean loss of the LLM on the samples, behind each prompt as a tuning would begin with it. Smaller is better.
 
     The samples are the same for all prompts, and all prompts have ``length`` tokens.
     """

@@ -1,4 +1,4 @@
-"""A soft prompt: vectors that stand before an LLM's input, and are all that is trained (Lester et al., EMNLP 2021)."""
+"""A soft prompt: vectors before an LLM's input, which are all that is trained (Lester et al., EMNLP 2021)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class SoftPrompt(nn.Module):
-    """The prompt and its frozen LLM; answers which of the label words comes next."""
+    """The prompt and its frozen LLM, as a model whose classes are the label words."""
 
     answers: torch.Tensor
 
@@ -28,18 +28,18 @@ class SoftPrompt(nn.Module):
         self.register_buffer("answers", torch.tensor(answers), persistent=False)
 
     def forward(self, tokens: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-        """Logits (batch, label words) of what follows ``tokens[last]``."""
+        """Logits (batch, label words) of the token after ``tokens[last]``."""
         return self.llm.answer(self.prompt, tokens, last, self.answers)
 
 
 def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
-    """Mean cross-entropy over the label words. One token is asked for, so that no length of a text or prompt weighs in it."""
+    """Mean cross-entropy over the label words. Only one token is predicted, so the lengths of text and prompt do not matter."""
     tokens, last, labels = batch
     return functional.cross_entropy(model(tokens, last), labels)
 
 
 def of_text(llm: Llm, text: str, tokens: int) -> torch.Tensor:
-    """Vectors (tokens, hidden) of a text: its own embeddings, said again from the beginning where it is shorter, cut where it is longer."""
+    """Vectors (tokens, hidden) of a text: its embeddings, repeated where the text is shorter, cut where it is longer."""
     ids = llm.ids(text)
     if not ids:
         raise ValueError("an empty text has no tokens")
@@ -47,7 +47,7 @@ def of_text(llm: Llm, text: str, tokens: int) -> torch.Tensor:
 
 
 def of_prompt(llm: Llm, prompt: Prompt, tokens: int) -> torch.Tensor:
-    """Vectors (tokens, hidden) of a prompt of the bank: a text, or a tuned one, as it is or repeated or cut as a text is."""
+    """Vectors (tokens, hidden) of a prompt of the bank. A tuned one is repeated or cut as a text is."""
     if isinstance(prompt, str):
         return of_text(llm, prompt, tokens)
     vectors = torch.as_tensor(prompt, device=llm.device)
@@ -73,7 +73,7 @@ def _embedded(llm: Llm, ids: Sequence[int]) -> torch.Tensor:
 
 
 def nearest_text(llm: Llm, vectors: torch.Tensor) -> str:
-    """The tokens whose embeddings are nearest to the vectors by cosine, as text: what a person can read of a tuned prompt."""
+    """The tokens whose embeddings are nearest to the vectors by cosine, as a text that people can read."""
     unit = functional.normalize(vectors.detach().to(llm.device), dim=-1)
     near = (unit @ functional.normalize(llm.model.embed_tokens.weight, dim=-1).T).argmax(-1)
     return llm.text(near.tolist())

@@ -1,8 +1,9 @@
-"""One comparison with the model itself: what units and recomputation cannot do right is found before the first step.
+"""Compares the model in parts with the model itself before the first step, and refuses a model that would train otherwise in parts.
 
-On the host, with few samples: the plain loss and backward of two micro-batches, one after the other; and the same through units, each a
-part of its own, the micro-batches side by side. Loss and gradients must be equal, but for the order of sums. The plain pass also shows
-in which order units are called, what the glue uses of their weights, and which buffers change.
+It runs on the host, with few samples, in two passes. The plain pass computes loss and backward of two micro-batches, one after the other.
+The second pass computes them through units: each unit is a part of its own, and the micro-batches run side by side. Losses and gradients
+must be equal, but for the order of sums. The plain pass also shows in which order units are called, which of their weights the glue uses,
+and which buffers change.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ from .unit_call import Call, ComputesOtherwise, Leaked, NoUnit
 
 log = logging.getLogger(__name__)
 
-_SAMPLE = 4096  #: elements of a gradient that are compared, besides its norm
-#: of the gradient's largest element: sums in another order are within it, and what is computed from other numbers is not
-_CLOSE = {torch.float16: 3e-2, torch.bfloat16: 1e-1, torch.float64: 1e-8, torch.complex128: 1e-8}
-_CLOSE_ELSE = 1e-3
+_COMPARED_ELEMENTS = 4096  #: elements of a gradient that are compared, beside its norm
+#: largest difference, relative to the gradient's largest element: another order of sums stays within it, other numbers do not
+_TOLERANCE = {torch.float16: 3e-2, torch.bfloat16: 1e-1, torch.float64: 1e-8, torch.complex128: 1e-8}
+_USUAL_TOLERANCE = 1e-3
 
 Begin = Callable[[], MicroBatch]
 
 
 class PlainFails(Exception):
-    """The model itself cannot be computed there: on the host, or with few samples."""
+    """The model itself cannot be computed on the host, or not with few samples."""
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """What operations use of the tensors of units other than the one that computes."""
+    """Records which tensors of other units an operation uses while one unit, or the glue, computes."""
 
     def __init__(self, units: Units) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -66,7 +67,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @dataclass(slots=True)
 class _Sketch:
-    """A gradient in short."""
+    """A gradient in short: its norm, its largest element and a sample of its elements."""
 
     norm: float
     largest: float
@@ -76,11 +77,11 @@ class _Sketch:
     def of(cls, gradient: torch.Tensor) -> _Sketch:
         flat = gradient.detach().to_dense().reshape(-1)
         norm = float(torch.linalg.vector_norm(flat, dtype=torch.complex128 if flat.is_complex() else torch.float64))
-        step = max(1, flat.numel() // _SAMPLE)
+        step = max(1, flat.numel() // _COMPARED_ELEMENTS)
         return cls(norm, float(flat.abs().max()) if flat.numel() else 0.0, flat[::step].clone())
 
     def like(self, other: _Sketch) -> bool:
-        close = _CLOSE.get(self.sample.dtype, _CLOSE_ELSE)
+        close = _TOLERANCE.get(self.sample.dtype, _USUAL_TOLERANCE)
         largest = max(self.largest, other.largest)
         off = float((self.sample - other.sample).abs().max()) if self.sample.numel() else 0.0
         return off <= close * largest and abs(self.norm - other.norm) <= close * max(self.norm, other.norm)
@@ -95,7 +96,7 @@ class _Found:
 
 
 def seen_plainly(units: Units, begin: Sequence[Begin]) -> tuple[Seen, _Found]:
-    """The micro-batches one after the other, without parts."""
+    """Compute the micro-batches one after the other, without parts."""
     seen, found, interception, others = Seen(), _Found(), Interception(units), list[str]()
     watch, versions = _Watch(units), {name: slot.get()._version for name, slot in units.slots.items() if slot.trains}
     before = {name: slot.get().clone() for name, slot in units.slots.items() if not slot.trains}
@@ -124,7 +125,7 @@ def seen_plainly(units: Units, begin: Sequence[Begin]) -> tuple[Seen, _Found]:
 
 
 def _forward_done(watch: _Watch, units: Units, versions: Mapping[str, int]) -> None:
-    """What follows is backward, by itself. ParameterChanged where the forward has changed a weight."""
+    """Stop watching, as backward follows. ParameterChanged where the forward has changed a weight."""
     watch.looks = False
     for name, version in reversed(list(versions.items())):
         if (now := units.slots[name].get()) is not units.masters[name] or now._version != version:
@@ -132,7 +133,7 @@ def _forward_done(watch: _Watch, units: Units, versions: Mapping[str, int]) -> N
 
 
 def _watched(watch: _Watch, units: Units, seen: Seen, order: list[str], unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Computes a unit by itself, and looks at what that changes."""
+    """Compute a unit without parts, and record which buffers and attributes it changes."""
     versions = [parameter._version for parameter in unit.module.parameters()]
     slots = {name: units.slots[name] for name in units.tensors[unit.name] if not units.slots[name].trains}
     if watch.inside is not None:
@@ -166,7 +167,7 @@ def _gradients(model: nn.Module) -> dict[str, _Sketch]:
 
 
 class _Checked(Call):
-    """Computed again, it must make what it has made."""
+    """A call that must make the same tensors when it is computed again."""
 
     def _joined(self, made: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         self.first = [_Sketch.of(leaf) for leaf in made]
@@ -187,7 +188,7 @@ class _Checked(Call):
 
 
 def through_units(units: Units, begin: Sequence[Begin]) -> _Found:
-    """The micro-batches side by side, each call a part of its own."""
+    """Compute the micro-batches side by side, each call as a part of its own."""
     found, interception = _Found(), Interception(units)
     batches = [make() for make in begin]
     try:
@@ -236,7 +237,7 @@ def _noted(units: Units, batch: MicroBatch, unit: Unit, args: tuple[Any, ...], k
 
 
 def compared(model: nn.Module, finder: Finder, begin: Sequence[Begin]) -> Units:
-    """The model's units, as the plain pass shows them. UsageError where it is not computed right through units."""
+    """The model's units, as the plain pass shows them. UsageError where losses or gradients differ through units."""
     while True:
         try:
             with untouched(model):
@@ -262,7 +263,7 @@ def compared(model: nn.Module, finder: Finder, begin: Sequence[Begin]) -> Units:
 
 
 def _require_same(units: Units, plain: _Found, begin: Sequence[Begin]) -> None:
-    """Through units it is the plain pass."""
+    """UsageError where losses or gradients through units are not those of the plain pass."""
     with untouched(units.model):
         found = through_units(units, begin)
     if not all(map(math.isfinite, plain.losses)):

@@ -1,4 +1,4 @@
-"""Calls of units come to whoever computes in the thread, in place of what they would do."""
+"""Sends each call of a unit to the function that answers for units in this thread, a micro-batch's for example."""
 
 from __future__ import annotations
 
@@ -15,50 +15,46 @@ from .model_units import Slot, Units
 
 @dataclass(slots=True)
 class Unit:
-    """``native``: what a call of it does, ``forward``: without its hooks; ``moving``: buffers that this changes.
-
-    ``changing``: modules whose other attributes change.
-    ``shared``: weights that others use too, so that autograd adds up their gradients.
-    """
+    """A unit, and the facts about it that a call needs."""
 
     name: str
     module: nn.Module
-    native: Callable[..., Any]
-    forward: Callable[..., Any]
-    moving: Sequence[Slot] = ()
-    changing: Sequence[nn.Module] = ()
-    shared: Sequence[Slot] = ()
+    native: Callable[..., Any]  #: the module's own call
+    forward: Callable[..., Any]  #: the same without its forward hooks
+    moving: Sequence[Slot] = ()  #: buffers that a call changes
+    changing: Sequence[nn.Module] = ()  #: modules whose other attributes a call changes
+    shared: Sequence[Slot] = ()  #: weights that others use too, so that autograd adds up their gradients
 
 
 Called = Callable[[Unit, tuple[Any, ...], dict[str, Any]], Any]
 
-here = threading.local()  #: ``here.called``: what answers in this thread in place of a unit, if anything does
+here = threading.local()  #: ``here.called``: answers in this thread in place of a unit; None or not set: units compute as always
 
 
-_SLOT = "_compiled_call_impl"  #: what torch calls in place of a module, if it is set; copies and pickles of a module are without it
+_REPLACED_CALL = "_compiled_call_impl"  #: torch calls it in place of the module where it is set; copies and pickles are without it
 
 
 class Interception:
-    """Until it is closed. In a thread in which nothing answers for units, they do what they always do."""
+    """Intercepts calls of units until it is closed. In a thread where ``here.called`` is not set, units compute as always."""
 
     def __init__(self, units: Units, called: Callable[..., Any] | None = None) -> None:
-        """``called``: is given all calls of the model, with what it would do."""
-        self.before = [(module, vars(module).get(_SLOT)) for module in (*units.modules.values(), units.model)]
+        """``called``: is called in place of the model, with the model's own call as its first argument."""
+        self.before = [(module, vars(module).get(_REPLACED_CALL)) for module in (*units.modules.values(), units.model)]
         for name, module in units.modules.items():
-            vars(module)[_SLOT] = _intercepted(_unit(units, name, module))
+            vars(module)[_REPLACED_CALL] = _intercepted(_unit(units, name, module))
         if called is not None:
-            vars(units.model)[_SLOT] = partial(called, _native(units.model))
+            vars(units.model)[_REPLACED_CALL] = partial(called, _native(units.model))
 
     def close(self) -> None:
         for module, before in self.before:
-            vars(module).pop(_SLOT, None)
+            vars(module).pop(_REPLACED_CALL, None)
             if before is not None:
-                vars(module)[_SLOT] = before
+                vars(module)[_REPLACED_CALL] = before
 
 
 def _native(module: nn.Module) -> Callable[..., Any]:
-    """What a call of the module does by itself."""
-    return vars(module).get(_SLOT) or partial(type(module)._call_impl, module)
+    """The module's own call."""
+    return vars(module).get(_REPLACED_CALL) or partial(type(module)._call_impl, module)
 
 
 def _unit(units: Units, name: str, module: nn.Module) -> Unit:
@@ -81,7 +77,7 @@ def _intercepted(unit: Unit) -> Callable[..., Any]:
 
 
 def _without_hooks(module: nn.Module, native: Callable[..., Any]) -> Callable[..., Any]:
-    """The module's call without what only looks at its answer, or changes it: that is done outside, where gradients flow through it."""
+    """The module's call without its forward hooks. `hooked` runs them outside of the call, where gradients flow through what they do."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         hooks = module._forward_hooks

@@ -1,4 +1,4 @@
-"""What a forward keeps from one call of a unit to a later one, and the gradients that will come back there, as it shows itself."""
+"""Measures which values a forward keeps from one call of a unit to a later one, and which gradients come back over the same cuts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .swap_executor import SwapExecutor
 
 
 class _Lifetimes(MemoryLedger):  # type: ignore[no-untyped-call]
-    """Of each storage the place at which it was made, and the last one at which it was still there."""
+    """Records for each storage the place at which it was made, and the last place at which it still existed."""
 
     def __init__(self, device: Device) -> None:
         super().__init__(rounded=device.rounded)
@@ -35,13 +35,13 @@ class _Lifetimes(MemoryLedger):  # type: ignore[no-untyped-call]
         super()._gone(key)
 
     def crossings(self, last: int) -> tuple[Crossing, ...]:
-        """``last``: the last place. What still lives then is kept for the way back, beyond all cuts."""
+        """``last``: the last place. A storage that still exists there is kept for the backward pass, so it crosses all later cuts."""
         alive = [Crossing(birth, last + 1, self._sizes[key]) for key, birth in self._born.items() if birth < last]
         return tuple(each for each in (*self.ended, *alive) if each.birth < each.last and each.size)
 
 
 class _Forward(MicroBatch):
-    """Goes forward only; all its calls are as if in one part."""
+    """Goes forward only. Its ``visit`` stays 0, so that all its calls count as calls of one part."""
 
     @property
     def visit(self) -> int:
@@ -57,12 +57,12 @@ class _Forward(MicroBatch):
 
 
 def crossings(units: Units, batch: MicroBatch, device: Device) -> tuple[tuple[Crossing, ...], tuple[Crossing, ...]]:
-    """Values and gradients that cross places, of one micro-batch."""
+    """Values and gradients of one micro-batch that are made at one place and used at another."""
     last = len(units) - 1
     executor = SwapExecutor(units, range(1, len(units)), device)
     assert batch.work is not None
     forward, lives = _Forward(batch.work, batch.generators), _Lifetimes(device)
-    numbers: list[tuple[int, int]] = []  #: of autograd's nodes the first number at each place
+    numbers: list[tuple[int, int]] = []  #: after each call: the number of autograd's next node, and the place of the call
 
     def called(unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         answer = executor._called(forward, unit, args, kwargs)
@@ -94,7 +94,7 @@ def crossings(units: Units, batch: MicroBatch, device: Device) -> tuple[tuple[Cr
 
 
 def _next_number() -> int:
-    """Of a node that is made now."""
+    """The number that autograd gives to a node that is made now."""
     with torch.enable_grad():
         node = torch.empty(0, requires_grad=True).view(0).grad_fn
     assert node is not None
@@ -102,11 +102,11 @@ def _next_number() -> int:
 
 
 def _gradients(root: Any, numbers: Iterable[tuple[int, int]], last: int, device: Device) -> tuple[Crossing, ...]:
-    """Of each gradient where it is wanted and where it comes from: places in whose turn autograd goes through the two."""
+    """Of each gradient the place at which it is used and the last one from which it comes, in the order of the backward pass."""
     starts = sorted(numbers)
 
     def turn(node: Any) -> int:
-        """Calls have their own; what was computed behind a call goes back in the turn of the next one."""
+        """The place with which autograd goes through a node. What was computed after a call goes back with the next call."""
         number = node._sequence_nr()
         place = max((place for first, place in starts if first <= number), default=-1)
         return min(place + 1, last)

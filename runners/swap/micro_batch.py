@@ -1,7 +1,7 @@
 """A micro-batch: the task's loss and its backward, in a thread of its own that waits at the calls of units.
 
-Exactly one thread runs at a time. It goes on while what it calls is in the part that is on the device. So all micro-batches go through a
-part before the next one is loaded, and a model's forward is not taken apart, but held.
+Exactly one thread runs at a time. It goes on while the units that it calls are in the part on the device, and waits at the first call of
+another part. So all micro-batches go through a part before the next part is loaded, and the model's forward runs as it stands.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ IN_PLACE = ("memory: what a gradient or another part needs is changed in place; 
 
 
 class _Abandoned(BaseException):
-    """Nobody waits for it any more. No Exception, so that no loss catches it."""
+    """Ends a thread that nobody waits for any more. It is no Exception, so that a task's loss does not catch it."""
 
 
 class MicroBatch:
@@ -36,16 +36,16 @@ class MicroBatch:
     def __init__(self, work: Callable[[], torch.Tensor], generators: Any, inputs: int = 0, scale: float = 1.0) -> None:
         self.work: Callable[[], torch.Tensor] | None = work
         self.generators, self.inputs, self.scale = generators, inputs, scale
-        self.called: Called | None = None  #: what answers for units
-        self.gone_back: Callable[[int], None] = lambda part: None  #: hears of each call of a part whose gradients are there
+        self.called: Called | None = None  #: answers in place of units
+        self.gone_back: Callable[[int], None] = lambda part: None  #: called with the part after each call of a unit that has gone back
         self.loss: torch.Tensor | None = None
-        self.told: torch.Tensor | None = None  #: the loss before it was scaled, as it is told
-        self.part: int | None = None  #: in which it may compute
+        self.told: torch.Tensor | None = None  #: the loss before it was scaled, as metrics have it
+        self.part: int | None = None  #: the part in which it may compute
         self.wanted: tuple[int, bool] | None = None  #: the part for which it waits, and whether to go back through it
         self.last: int | None = None  #: the part in which it turns back
         self.back = False  #: the loss is there, and gradients come back
-        self.visit = 0  #: so often it has waited
-        self.place = 0  #: of the next call, if the calls are as they were
+        self.visit = 0  #: how often it has waited
+        self.place = 0  #: of the next call, if calls come in the order in which they were seen
         self.lowest: int | None = None  #: the first part that has a call through which gradients come back
         self.error: BaseException | None = None
         self.ended = False
@@ -55,7 +55,7 @@ class MicroBatch:
     # ---- in the thread that gives the turn ----
 
     def until(self, part: int) -> None:
-        """Compute until another part is wanted, or to the end. Raises what it has raised."""
+        """Compute until another part is wanted, or to the end. An error in its thread is raised here."""
         self.part, self.wanted = part, None
         outer = rng.get_state()
         if self._thread is None:
@@ -79,7 +79,7 @@ class MicroBatch:
         self._end()
 
     def _end(self) -> None:
-        """It refers to nobody who refers to it: what it holds goes when it goes."""
+        """Let go of all that refers back to it, so that its tensors are freed with it."""
         self.called, self.work, self.ended = None, None, True
         self.gone_back = lambda part: None
 
@@ -122,10 +122,10 @@ class MicroBatch:
         self.generators = rng.get_state()
 
     def computing(self) -> None:
-        """A part is to be computed again, or some of it."""
+        """Called before a part, or some of it, is computed again."""
 
     def computed(self) -> None:
-        """A part, or what is left of the loss, has been computed with its graph, through which gradients are to go."""
+        """Called when a part, or the rest of the loss, has been computed with its graph, before gradients go through it."""
 
     def pause(self, part: int, back: bool = False) -> None:
         """Wait until the part is on the device and it is this one's turn."""
@@ -144,13 +144,13 @@ class MicroBatch:
 
 
 def _refused(error: RuntimeError) -> Exception:
-    """What autograd says of changes in place, in one line; else the error itself."""
+    """One line for an error of autograd's about changes in place; any other error as it is."""
     said = " ".join(str(error).partition(". ")[0].split())
     return UsageError(f"{IN_PLACE} ({said})") if re.search("in-?place", said) else error
 
 
 class _ThreadStates:
-    """What torch holds for each thread, as the one has it that makes this: entered by the thread that computes."""
+    """torch's state of a thread (gradients, autocast, modes, stream): copied where this is made, put in force where it is entered."""
 
     def __init__(self) -> None:
         self.gradients = torch.is_grad_enabled()

@@ -1,7 +1,7 @@
 """The units of a model: modules at whose calls its forward is cut into parts. No unit lies within another one.
 
-Units are a model's repeated blocks, and the modules that stand beside them. What is computed between units is the *glue*. Weights that
-the glue uses, those of modules around the units above all, stay on the device for the whole step.
+Units are a model's repeated blocks, and the modules that stand beside them. The *glue* is all that is computed between units. Weights that
+the glue uses, above all those of modules around the units, stay on the device for the whole step.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Finder:
     """``named``: modules that are to be units; ``whole``: modules that are not divided."""
 
     def __init__(self, model: nn.Module, named: Collection[str] = (), whole: Collection[str] = ()) -> None:
-        self.model, self.opened = model, set[str]()  #: ``opened``: units that have turned out to be none
+        self.model, self.opened = model, set[str]()  #: ``opened``: modules that have turned out not to be units
         self.limit = sys.maxsize  #: bytes above which a unit is opened
         modules = dict(model.named_modules())
         for option, names in (("units", named), ("whole", whole)):
@@ -77,12 +77,12 @@ class Finder:
         return found or [""]
 
     def open(self, name: str) -> bool:
-        """It turned out not to be a unit: those in it are, if there are any. False: somebody wants it to be one."""
+        """Take the modules in it as units in its place. False: its user has named it as a unit."""
         self.opened.add(name)
         return self.model.get_submodule(name) not in self.named
 
     def open_largest(self) -> bool:
-        """Units of more than half of the largest one that can be opened are units no more, but those in them. False: none can be."""
+        """Open each unit of more than half the size of the largest one that can be opened. False: none can be."""
         found = [self.model.get_submodule(name) for name in self.units()]
         sizes = [bytes_of(each) for each in found if each not in self.named and each not in self.whole and _divisible(each)]
         self.limit = max(sizes, default=0) // 2
@@ -109,7 +109,7 @@ class Finder:
 
 
 def _divisible(module: nn.Module) -> bool:
-    """Whether it has modules with weights, which it calls as far as one knows."""
+    """Whether it has modules with weights, and calls them as far as can be known."""
     if hasattr(module, "parametrizations") or isinstance(module, nn.MultiheadAttention):
         return False
     return any(any(True for _ in child.parameters()) for child in module.children())
@@ -124,7 +124,7 @@ def _is_stage(module: nn.Module) -> bool:
 
 
 def _hooked_inside(module: nn.Module) -> bool:
-    """A hook keeps or changes what a module answers: it must see what gradients flow through."""
+    """Whether a module in it has a forward hook. The hook must see tensors through which gradients flow, so that the unit is opened."""
     return any(inner._forward_hooks for inner in module.modules() if inner is not module)
 
 
@@ -136,7 +136,7 @@ def bytes_of(module: nn.Module) -> int:
 
 
 class ParameterChanged(UsageError):
-    """The forward or the loss changes a weight by itself: it changes the copy in a part, which is dropped."""
+    """The forward or the loss changes a weight. In parts it would change a copy, which is dropped."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
@@ -147,7 +147,7 @@ class ParameterChanged(UsageError):
 
 @dataclass(slots=True)
 class Seen:
-    """What a forward has shown of units: the order of their calls, tensors that are not used by their unit alone, buffers that change."""
+    """Facts about units that a forward has shown: the order of their calls, tensors that others use too, buffers that change."""
 
     order: list[str] = field(default_factory=list)
     used: dict[str, set[str]] = field(default_factory=dict)  #: by unit, "" for the glue: tensors of other units that it uses
@@ -198,11 +198,11 @@ class Units:
             self.masters[name] = slot.get()
 
     def place_of(self, unit: str, after: int) -> int:
-        """Of its next call if calls come in their order, else of its last one."""
+        """Place of the unit's next call from ``after`` on, or of its last call where there is none."""
         return next((place for place in self.places[unit] if place >= after), self.places[unit][-1])
 
     def cuts(self) -> list[int]:
-        """Places before which it may be cut: not between calls of units that all are called again and again, unless they may be apart."""
+        """Places before which the model may be cut. A row of calls whose units are all called repeatedly is not cut, unless ``apart``."""
         bound: set[int] = set()
         for places in self.places.values():
             first, last = places[0], places[-1]

@@ -1,4 +1,4 @@
-"""What modules hold beside their weights, and how it is put back where a model is computed once more."""
+"""Saves the attributes that modules have beside their weights, and restores them where a model is computed again."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from torch import nn
 from ..train import rng
 from .model_units import Slot
 
-_OWN = ("_parameters", "_buffers", "_modules", "_compiled_call_impl", "_forward_hooks")
+#: attributes of nn.Module itself, which are not saved
+_OF_NN = ("_parameters", "_buffers", "_modules", "_compiled_call_impl", "_forward_hooks")
 
-Held = list[tuple[nn.Module, dict[str, tuple[Any, Any]]]]  #: of modules their attributes, with the content of containers
+Held = list[tuple[nn.Module, dict[str, tuple[Any, Any]]]]  #: modules with their attributes, and the content of those that are containers
 
 
 def held_by(modules: Iterable[nn.Module]) -> Held:
-    return [(module, {name: (value, _content(value)) for name, value in vars(module).items() if name not in _OWN}) for module in modules]
+    return [(module, {name: (value, _content(value)) for name, value in vars(module).items() if name not in _OF_NN}) for module in modules]
 
 
 def _content(value: Any) -> Any:
@@ -30,10 +31,10 @@ def _content(value: Any) -> Any:
 
 
 def hold(held: Held) -> None:
-    """The modules hold this, with this content, and nothing else."""
+    """Give the modules exactly these attributes, with this content."""
     for module, attributes in held:
         now = vars(module)
-        for name in [name for name in now if name not in attributes and name not in _OWN]:
+        for name in [name for name in now if name not in attributes and name not in _OF_NN]:
             del now[name]
         for name, (value, content) in attributes.items():
             now[name] = value
@@ -54,9 +55,9 @@ def _fill(value: Any, content: Any) -> None:
 
 
 def differing(held: Held) -> Iterator[nn.Module]:
-    """Modules that do not hold this any more."""
+    """Modules whose attributes are others by now."""
     for module, attributes in held:
-        now = {name: value for name, value in vars(module).items() if name not in _OWN}
+        now = {name: value for name, value in vars(module).items() if name not in _OF_NN}
         if now.keys() != attributes.keys() or any(
             now[name] is not value or not _same(_content(value), content) for name, (value, content) in attributes.items()
         ):
@@ -80,13 +81,13 @@ def equal(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Leaves weights at their places, gradients, buffers, random generators, and what modules hold besides as they were."""
+    """Afterwards weights, gradients, buffers, hooks, other attributes of modules and random generators are as they were before."""
     named = [(each, name, value) for each in model.modules() for name, value in each._buffers.items() if value is not None]
     buffers = [(each, name, value, value.clone()) for each, name, value in named]
-    # Others may stand there where a functional call was broken off. In TorchScript none can.
+    # A functional call that was broken off may have left other weights in their places. In TorchScript it cannot.
     weights = [(each, dict(each._parameters)) for each in model.modules() if isinstance(each._parameters, dict)]
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    hooks = [(module._forward_hooks, copy(module._forward_hooks)) for module in model.modules()]  # a first forward may have made some
+    hooks = [(module._forward_hooks, copy(module._forward_hooks)) for module in model.modules()]  # a first forward may add hooks
     held = held_by(model.modules())
     try:
         with rng.preserved():
@@ -106,7 +107,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def back_after_error(moving: Sequence[Slot], changing: Iterable[nn.Module]) -> Iterator[None]:
-    """Buffers and attributes that computing changes are as they were, if it fails."""
+    """If the block fails, buffers and attributes that it changes are as they were before."""
     buffers, held = [(slot, slot.get(), slot.get().clone()) for slot in moving], held_by(changing)
     try:
         yield

@@ -1,8 +1,8 @@
 """Profile of a model, piece by piece (004 figs. 3-3 to 3-11): forward, backward and load time, parameters, activations, workspace.
 
-Measured is what runs: the executor itself, cut at every legal place, so that no more than two pieces are on the device at once (ch. 3.3.4:
-even the largest model can be profiled on a single GPU). It is measured a second time with fewer cuts, which tells what a part costs
-whatever is in it. Weights, statistics and generators are left as they were.
+The executor itself is measured, cut at every legal place, so that no more than two pieces are on the device at once (ch. 3.3.4: even the
+largest model can be profiled on a single GPU). A second measurement with fewer cuts gives the overhead of a part, which does not depend on
+its content. Weights, statistics and generators are left as they were.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from .partition import MOST_CUTS, Crossing, Measured, Piece, Weight, cost_of, th
 from .swap_executor import SwapExecutor
 
 ROUNDS = 10  #: as in 004 ch. 3.3.2
-ENOUGH = 10.0  #: seconds of measuring after which no further round begins
-LEAST = 3  #: rounds, after one to warm up
+MEASURING_SECONDS = 10.0  #: seconds of measuring after which no further round begins
+LEAST_ROUNDS = 3  #: rounds, after one to warm up
 _MICRO_BATCHES = 2  #: the first makes gradients, the second adds to them
-_TELL = 5.0  #: seconds between lines about the progress
-_COARSE = 8  #: pieces of a part in the second measurement
+_TELL_EVERY = 5.0  #: seconds between lines about the progress
+_COARSE_PIECES = 8  #: pieces of a part in the second measurement
 
 Begin = Callable[[Device], MicroBatch]  #: a new micro-batch, whose inputs are on the device
 
 
 def measure(units: Units, begin: Begin, device: Device, told: Callable[[str], None] = lambda line: None, rounds: int = ROUNDS) -> Measured:
-    """The model in pieces. ``told`` hears of the progress; ``rounds``: at most, after one to warm up."""
+    """Profile the model in pieces. ``told`` is told of the progress; ``rounds``: at most, after one to warm up."""
     with untouched(units.model), device.lifted() as roomy:
         shape = Shape(units, begin, roomy)
         told(f"measuring the model, {len(units)} calls, in {len(shape.cuts) + 1} pieces")
@@ -61,16 +61,16 @@ def measure(units: Units, begin: Begin, device: Device, told: Callable[[str], No
 
 
 def _stays(units: Units, device: Device) -> int:
-    """Bytes of what is on the device for the whole step, with gradients."""
+    """Bytes of weights that are on the device for the whole step, and of their gradients."""
     held = {id(units.masters[name]): units.masters[name] for name in units.glue}
     trained = [units.masters[name] for name in units.glue if units.trains(name)]
     return size_of(list(held.values()), device.rounded) + size_of(trained, device.rounded)
 
 
 def _coarse(measured: Measured, device: Device) -> list[int] | None:
-    """Cuts between pieces for the second measurement, into parts that keep to the cap: it need not take more than the training will."""
+    """Cuts between pieces for the second measurement. Its parts keep to the cap, so that it takes no more memory than the training will."""
     room = device.cap - (device.memory()[0] if device.emulated else 0)
-    size = min(_COARSE, len(measured.pieces))
+    size = min(_COARSE_PIECES, len(measured.pieces))
     while size > 1:
         cuts = list(range(size, len(measured.pieces), size))
         if cost_of(measured, cuts, _MICRO_BATCHES).peak <= room:
@@ -83,7 +83,7 @@ def _coarse(measured: Measured, device: Device) -> list[int] | None:
 
 
 class Shape:
-    """Legal cuts of a model's calls, and what crosses them, as a forward shows."""
+    """Legal cuts of a model's calls, and the values and gradients that cross them, as a forward shows."""
 
     def __init__(self, units: Units, begin: Begin, device: Device) -> None:
         self.values, self.gradients = crossings(units, begin(device), device)
@@ -94,7 +94,7 @@ class Shape:
         self.values, self.gradients = self._by_piece(self.values), self._by_piece(self.gradients)
 
     def _useful(self, units: Units, cuts: list[int]) -> list[int]:
-        """All of them, or of very many those that leave parts of like weights, and that little crosses."""
+        """All cuts; of very many, those that leave parts with similar weights and that few bytes cross."""
         if len(cuts) <= MOST_CUTS:
             return cuts
         weights = sizes_of(units)
@@ -109,7 +109,7 @@ class Shape:
 
 
 def sizes_of(units: Units) -> list[int]:
-    """Bytes that each place adds to a part; its share of them for one that has none, so that these are divided too."""
+    """Bytes that each place adds to a part. A small constant is added to each, so that calls without weights are divided too."""
     sizes = [size_of([units.masters[name] for name in units.tensors[unit]]) for unit in units.order]
     each = max(1, sum(sizes) // (10 * len(sizes)))
     return [size + each for size in sizes]
@@ -119,7 +119,7 @@ def sizes_of(units: Units) -> list[int]:
 
 
 class _PartSeen:
-    """What was seen of one part: seconds of each time, and the most bytes."""
+    """Measurements of one part: the seconds of each round, and the most bytes of all rounds."""
 
     def __init__(self) -> None:
         self.forward: list[float] = []
@@ -138,7 +138,7 @@ class _PartSeen:
 
 
 class Profiler(SwapExecutor):
-    """The executor, each of whose acts is timed and measured by itself."""
+    """An executor that measures time and memory of each of its acts."""
 
     def __init__(self, units: Units, cuts: Sequence[int], device: Device) -> None:
         super().__init__(units, cuts, device)
@@ -149,7 +149,7 @@ class Profiler(SwapExecutor):
         self._from = self._native = 0
 
     def warmed_up(self) -> None:
-        """What the first round has seen is not what the others do: libraries take their own memory in it."""
+        """Forget the first round: libraries take their own memory in it."""
         self.seen = [_PartSeen() for _ in self.parts]
 
     def _load(self, k: int) -> None:
@@ -173,7 +173,7 @@ class Profiler(SwapExecutor):
         self._from = self.device.memory()[0]
 
     def computed(self) -> None:
-        """By a micro-batch that goes back: a call of the part has been computed again, with those that make what it is given."""
+        """Called by a micro-batch that goes back, when a call of the part has been computed again with the calls that make its inputs."""
         self._native += max(0, self.device.memory()[0] - self._from)
         if self._marks is None:
             self._marks = self.device.memory()
@@ -208,12 +208,12 @@ class Profiler(SwapExecutor):
 
 
 def _profiled(units: Units, cuts: Sequence[int], begin: Begin, device: Device, rounds: int, told: Callable[[str], None]) -> Profiler:
-    """Interrupted where the job is asked to stop meanwhile."""
+    """Run a profiler for some rounds. Interrupted where the job is asked to stop meanwhile."""
     profiler = Profiler(units, cuts, device)
     profiler.device.reset_peak()
     begun = time.perf_counter()
     last = begun  #: when it was told how far it is
-    while profiler.rounds <= min(LEAST, rounds) or (profiler.rounds <= rounds and time.perf_counter() - begun < ENOUGH):
+    while profiler.rounds <= min(LEAST_ROUNDS, rounds) or (profiler.rounds <= rounds and time.perf_counter() - begun < MEASURING_SECONDS):
         if script.should_stop():
             raise Interrupted
         micro = [begin(device) for _ in range(_MICRO_BATCHES)]
@@ -225,7 +225,7 @@ def _profiled(units: Units, cuts: Sequence[int], begin: Begin, device: Device, r
         if not profiler.rounds:
             profiler.warmed_up()
         profiler.rounds += 1
-        if (now := time.perf_counter()) - last > _TELL:
+        if (now := time.perf_counter()) - last > _TELL_EVERY:
             last = now
             told(f"round {profiler.rounds} of {rounds + 1} at most, {now - begun:.0f} s")
         for parameter in units.model.parameters():
@@ -234,7 +234,7 @@ def _profiled(units: Units, cuts: Sequence[int], begin: Begin, device: Device, r
 
 
 def _overheads(fine: Profiler, coarse: Profiler) -> tuple[float, float]:
-    """Seconds that a part adds to forward and backward, whatever is in it: what many small parts take more than few large ones."""
+    """Overhead of a part in seconds of forward and of backward: many small parts take that much longer than few large ones."""
     until = coarse.parts[-1][0]
     within = [part.seconds("forward") for part, (_, stop) in zip(fine.seen, fine.parts, strict=True) if stop <= until]
     forward = _each(within, [part.seconds("forward") for part in coarse.seen[:-1]])
@@ -246,7 +246,7 @@ def _overheads(fine: Profiler, coarse: Profiler) -> tuple[float, float]:
 
 
 def _each(small: Sequence[float], large: Sequence[float]) -> float:
-    """What each takes beside what is common to both ways of dividing."""
+    """The overhead of one part, from the times of many small parts and of few large ones."""
     more = len(small) - len(large)
     return max(0.0, (sum(small) - sum(large)) / more) if more > 0 else 0.0
 
@@ -266,7 +266,7 @@ def _piece(fine: Profiler, k: int, numbers: dict[int, int], shape: Shape) -> Pie
 
 
 def _of_pieces(measured: Measured, part_forward: float, part_backward: float, bottom: int) -> Measured:
-    """Without what a part adds in its pieces. Nothing goes back through those before the piece ``bottom``."""
+    """Take the overhead of a part out of its pieces. Nothing goes back through the pieces before ``bottom``."""
     pieces = []
     for k, piece in enumerate(measured.pieces):
         forward = max(0.0, piece.forward - part_forward)

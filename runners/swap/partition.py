@@ -1,13 +1,14 @@
 """Where to cut a chain: exact dynamic programming in place of the paper's exhaustive search (004 ch. 3.3.4, fig. 3-13, Algorithm 1).
 
-Between two neighbouring legal cuts lies a *piece*; a *part* is some pieces in a row, loaded and computed together. While one part computes
-the next one loads, so the *sum* of both must fit (Algorithm 1 bounds them apart), with gradients, workspace and the values that every
-micro-batch keeps at each cut. What a part adds to time and memory depends on the part before it and on what the cuts so far have kept;
-so a state is the last two cuts, with the labels (seconds, bytes kept) of which no other is as good in both. A cut that stands twice is a
-*pause*, a part without pieces: nothing loads beside the part before it, and nothing leaves beside the part after it.
+A *piece* lies between two neighbouring legal cuts. A *part* is some pieces in a row, which are loaded and computed together. The next
+part loads while a part computes, so the *sum* of both must fit (Algorithm 1 bounds each by itself), with gradients, workspace and the
+values that every micro-batch keeps at each cut. Time and memory of a part depend on the part before it, and on the bytes kept at the cuts
+so far. So a state is the last two cuts, with its labels (seconds, bytes kept); a label goes where another one is as good in both. A cut
+that stands twice is a *pause*, a part without pieces: nothing loads beside the part before it, and nothing leaves beside the part after it.
 
-The printed objective, the sum of all computing times, is the same for every partition. Minimised is the time of a step, that is what it
-waits for copies, and what it computes twice: the last part goes forward and back in one. Then the size of the cuts.
+The printed objective, the sum of all computing times, is the same for every partition. Minimised is the time of a step: the time that it
+waits for copies, and the time of what it computes twice (all parts but the last, which goes forward and back in one). Of equal partitions
+the one with the smallest cuts is taken.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 MOST_CUTS = 72  #: the search is cubic in the cuts, so of more than these the least useful are left out
-ACCUMULATE = (1, 2, 4, 8, 16, 32, 64)  #: micro-batches of a step that `choose_accumulate` looks at
-CLOSE = 1.05  #: a step that takes so much of what it computes is good enough
+ACCUMULATE = (1, 2, 4, 8, 16, 32, 64)  #: micro-batches of a step that `choose_accumulate` tries
+GOOD_RATIO = 1.05  #: step time over computing time that is good enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +49,14 @@ class Piece:
     statistics: int = 0  #: kept from its forward to its backward beside the values that cross its end
     again_work: int = 0  #: the same as forward_work while it is computed again
     kept: int = 0  #: for its backward, when it has been computed again
-    native: int = 0  #: the same in the last part, where all of its calls are kept, and not one after the other computed again
+    native: int = 0  #: the same in the last part, which keeps all of its calls at once
     backward_work: int = 0  #: most above that in its backward, in the first micro-batch, which makes the gradients
     later_work: int = 0  #: the same in the others, which add to them
 
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """What is made in one piece and used last in another, of one micro-batch; ``last``: the count of pieces for what is kept throughout."""
+    """A value that is made in one piece and last used in another; ``last``: the count of pieces if it is kept throughout."""
 
     birth: int
     last: int
@@ -72,7 +73,7 @@ class Measured:
     inputs: int = 0  #: bytes of a micro-batch
     part_forward: float = 0.0  #: seconds that each part adds to the forward of a micro-batch, whatever is in it
     part_backward: float = 0.0
-    there: int = 0  #: bytes that are used whatever is planned: weights of the glue; on a GPU batches, and what libraries keep
+    there: int = 0  #: bytes that every plan uses: weights of the glue; on a GPU also batches and the memory of libraries
     bottom: int | None = None  #: the first piece that is gone through backward; by default the first one with trained weights
 
 
@@ -99,7 +100,7 @@ class Part:
     leaving: int  #: of its start
 
     def kept_after(self, kept: int) -> int:
-        """Bytes kept of a micro-batch when it has gone forward; ``kept``: before. Where nothing goes back, what is used up is let go."""
+        """Bytes kept of a micro-batch after this part's forward; ``kept``: before it. Where nothing goes back, used values are freed."""
         return kept + self.made if self.trains else self.crossing
 
     def work(self, accumulate: int) -> int:
@@ -172,7 +173,7 @@ class Parts:
         return sum(c.size for c in self.measured.values if start <= c.birth < stop and c.last >= self.count)
 
     def _backward(self, start: int, stop: int) -> float:
-        """Seconds. What is not trained, before all that is, is computed in the last part, which goes forward and back in one; else not."""
+        """Seconds. Pieces before the first trained one have no backward, but in the last part their forward counts: it does both in one."""
         seconds = sum(piece.backward for piece in self.measured.pieces[start:stop]) + self.measured.part_backward
         frozen = self.measured.pieces[start : self.first_trained] if stop == self.count else ()
         return seconds + sum(piece.forward for piece in frozen)
@@ -194,8 +195,8 @@ class Parts:
     def _backward_work(self, start: int, stop: int, statistics: int) -> tuple[int, int]:
         """Most that one micro-batch needs on its way back through a part; in a step of one, and of several.
 
-        Computing again keeps what every piece needs for its backward; then the pieces go one after the other, the last first, while the
-        gradients of values that pass them by, the part's own values and their gradients are there.
+        First all pieces are computed again, and keep what their backward needs. Then they go back one after the other, the last first,
+        beside the part's own values, their gradients, and the gradients of values that pass by.
         """
         kept = again = first = later = 0
         for p in range(start, stop):
@@ -213,16 +214,16 @@ class Parts:
 
 
 def room_after(accumulate: int) -> int:
-    """Micro-batches that a part goes back before the gradients of the last part must be gone: as many as hide the load of the next one."""
+    """Micro-batches that a part goes back before the gradients of the part behind it must be gone. The others hide the next load."""
     return accumulate // 2
 
 
 def exposed(before: Part | None, part: Part, accumulate: int) -> float:
-    """Seconds that a part adds to a step beside what its pieces compute (fig. 3-12).
+    """Seconds that a step waits for copies because of a part (fig. 3-12).
 
-    Forward: what its load takes longer than the part before computes. Backward: what its gradients take longer to leave than the part
-    before computes the first half of its micro-batches (none of a single one), or what the load of that part takes longer than this one
-    computes the second half; the longer of the two counts (see `SwapExecutor.run`).
+    Forward: its load, less the time in which the part before computes. Backward there are two waits, of which the longer one counts: its
+    gradients leave, less the time in which the part before goes back with the first half of its micro-batches (none of a single one); and
+    the part before loads, less the time in which this part goes back with the second half (see `SwapExecutor.run`).
     """
     if before is None:
         return part.load + (part.out if part.trains else 0.0)
@@ -236,12 +237,12 @@ def exposed(before: Part | None, part: Part, accumulate: int) -> float:
 
 
 def computing(part: Part, accumulate: int, last: bool) -> float:
-    """Seconds of a step that a part computes; the last one goes forward and back in one, so nothing of it is computed twice."""
+    """Seconds of a step in which a part computes. The last part goes forward and back in one, so that it is computed only once."""
     return accumulate * ((0.0 if last else part.forward) + part.backward)
 
 
 def needed(before: Part | None, part: Part, kept: int, accumulate: int) -> int:
-    """Bytes that are used at most while ``part`` is the newest one: with the part before on the device too.
+    """Most bytes in use while ``part`` is the newest one, and the part before is on the device too.
 
     ``kept``: of one micro-batch, from before the part before. The sums are w_k + w_k+1 + work + kept forward; backward
     w_k-1 + w_k + g_k + work + kept, and w_k + g_k + g_k+1 + work + kept while the gradients of the next part are leaving, of several
@@ -301,7 +302,7 @@ def cost_of(measured: Measured, cuts: Sequence[int], accumulate: int) -> Cost:
 
 @dataclass(slots=True)
 class _Label:
-    """A way to the last two cuts: what it costs, and what the parts before the last one keep of a micro-batch."""
+    """A way to the last two cuts: its cost, and the bytes that the parts before the last one keep of a micro-batch."""
 
     cost: float
     kept: int
@@ -318,9 +319,9 @@ class _Label:
 
 
 def best_cuts(measured: Measured, cap: int, accumulate: int, least: int = 1) -> list[int] | None:
-    """Cuts between pieces with the shortest step, of these with the least that crosses; None where nothing fits into ``cap``.
+    """Cuts between pieces with the shortest step, of equal ones those that the fewest bytes cross. None: nothing fits into ``cap``.
 
-    ``least``: 2 for two parts at least.
+    ``least``: the fewest parts, 1 or 2.
     """
     count = len(measured.pieces)
 
@@ -349,7 +350,7 @@ def smallest_cap(measured: Measured, accumulate: int) -> int:
 
 
 def _search(measured: Measured, step: Callable[[_Label | None, Part], float | None]) -> _Label | None:
-    """The way to the end that costs least; ``step``: what a way costs with one more part, None where it is not allowed."""
+    """The cheapest way to the end; ``step``: the cost of a way with one more part, None where it is not allowed."""
     parts = Parts(measured)
     cuts = allowed_cuts(measured)
 
@@ -358,7 +359,7 @@ def _search(measured: Measured, step: Callable[[_Label | None, Part], float | No
             if (cost := step(before, part)) is not None:
                 yield _Label(cost, measured.inputs if before is None else before.part.kept_after(before.kept), part, before)
 
-    states: dict[int, list[_Label]] = {}  #: by the end of the last part, of each that begins elsewhere the labels
+    states: dict[int, list[_Label]] = {}  #: by the end of the last part: labels of all parts that end there
     for stop in [*cuts, parts.count]:
         states[stop] = []
         for start in [0, *(cut for cut in cuts if cut < stop)]:
@@ -369,7 +370,7 @@ def _search(measured: Measured, step: Callable[[_Label | None, Part], float | No
 
 
 def _front(labels: Iterable[_Label]) -> Iterator[_Label]:
-    """Those that no other one is as good as in both."""
+    """The labels to which no other one is equal or better in both cost and bytes kept."""
     least: int | None = None
     for label in sorted(labels, key=lambda label: (label.cost, label.kept)):
         if least is None or label.kept < least:
@@ -378,16 +379,16 @@ def _front(labels: Iterable[_Label]) -> Iterator[_Label]:
 
 
 def allowed_cuts(measured: Measured, most: int = MOST_CUTS) -> list[int]:
-    """All cuts, or of more than ``most`` those that are left by `thinned`."""
+    """All cuts; where there are more than ``most``, those that `thinned` leaves."""
     pieces = measured.pieces
     loads, computed = sum(p.load for p in pieces) or 1.0, sum(p.forward + p.backward for p in pieces) or 1.0
     return thinned([p.load / loads + (p.forward + p.backward) / computed for p in pieces], most)
 
 
 def thinned(sizes: Sequence[float], most: int, crossing: Sequence[float] | None = None) -> list[int]:
-    """Cuts between pieces of these sizes: no more than ``most``, the smallest neighbours having been put together again and again.
+    """At most ``most`` cuts between pieces of these sizes: the two smallest neighbours are joined until so few are left.
 
-    ``crossing``: of each cut, by how much sooner it goes than one that 1.0 crosses.
+    ``crossing``: of each cut the weight of what crosses it; a cut with twice the weight goes as if its neighbours were half as large.
     """
     cuts = range(1, len(sizes))
     before, after = {cut: cut - 1 for cut in cuts}, {cut: cut + 1 for cut in cuts}
@@ -414,14 +415,14 @@ def thinned(sizes: Sequence[float], most: int, crossing: Sequence[float] | None 
 
 
 def choose_accumulate(measured: Measured, cap: int) -> int | None:
-    """The fewest micro-batches with which a step takes no more than `CLOSE` of what it computes, else those nearest; None: none fit."""
+    """The fewest micro-batches with a step of at most `GOOD_RATIO` of its computing time, else those that come nearest. None: none fit."""
     best: tuple[float, int] | None = None
     for accumulate in ACCUMULATE:
         cuts = best_cuts(measured, cap, accumulate)
         if cuts is None:
             break  # more would keep more
         ratio = cost_of(measured, cuts, accumulate).ratio
-        if ratio <= CLOSE:
+        if ratio <= GOOD_RATIO:
             return accumulate
         if best is None or ratio < best[0]:
             best = ratio, accumulate

@@ -51,7 +51,7 @@ def run(spec: JobSpec, task: Task, cap: int, accumulate: int | None, device: tor
 
 
 def measured_task(task: Task, device: Device) -> Measured:
-    """The profile of the task's model with its first batch."""
+    """Profile the task's model with its first batch."""
     task.check(1)
     task.model.train()
     batch = first_batch(task)
@@ -87,7 +87,7 @@ def device_name(device: torch.device) -> str:
 
 
 def rows_of(pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-    """Rows of ``part_times``: of each piece one a direction."""
+    """Rows of the table ``part_times``: one for each piece and direction."""
     rows = []
     for number, piece in enumerate(pieces):
         own = {weight.master: weight for weight in piece.weights}

@@ -1,10 +1,10 @@
 """Executes a model layer-major (004 ch. 3.3.3, fig. 3-12): a part is loaded once and computes C micro-batches.
 
-Forward through the parts, then back; a part's activations are computed again on the way back. The last part stays in between and computes
-forward and backward in one. Gradients leave on a stream of their own while the next part computes the first half of its micro-batches; not
-before their memory is free again is the part after it loaded (back-pressure), while it computes the second half. On the host each gradient
-is a sum over the micro-batches in their order, so it is that of the plain loop to the bit; a weight that stands under several names (tied)
-has one such sum for each name, added from the last name to the first.
+A step goes forward through the parts, then back; a part's activations are computed again on the way back. The last part stays in between,
+and computes forward and backward in one. Gradients leave on a stream of their own while the next part computes the first half of its
+micro-batches. When their memory is free (back-pressure), the part after that is loaded, while the second half is computed. On the host
+each gradient is a sum over the micro-batches in their order, so it is that of the plain loop to the bit. A weight with several names (tied)
+has one such sum for each name, and these are added from the last name to the first.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from .unit_call import Call, flattened
 
 log = logging.getLogger(__name__)
 
-_GLUE = -1  #: stands for a part: what is on the device for the whole step
+_GLUE = -1  #: number of the glue where parts are counted; it is on the device for the whole step
 
 
 Arrived = Callable[[Sequence[nn.Parameter]], None]
-Gone = tuple[int, Event, list[str]]  #: a part, when its gradients are on the host, and of which names they are
+Gone = tuple[int, Event, list[str]]  #: a part, the event after which its gradients are on the host, and the names of these
 
 
 class StaleWeights(StokerError):
-    """A part was to compute with weights of before the last step."""
+    """A part was loaded before the optimizer's last step, and was about to compute with these weights."""
 
 
 class Varies(StokerError):
-    """Calls come in another order than they were seen in, and leave the last part once it has computed."""
+    """Calls come in another order than they were seen in, and need another part after the last one has computed."""
 
 
 @dataclass(slots=True)
@@ -52,8 +52,8 @@ class Loaded:
     event: Event
     version: int
     tensors: dict[str, torch.Tensor]
-    constant: dict[str, int] = field(default_factory=dict)  #: with torch's count of its changes
-    held: dict[str, torch.Tensor] = field(default_factory=dict)  #: what the modules compute with
+    constant: dict[str, int] = field(default_factory=dict)  #: by name, torch's count of changes in place when it was loaded
+    held: dict[str, torch.Tensor] = field(default_factory=dict)  #: the tensors that the modules compute with
 
 
 class SwapExecutor:
@@ -65,7 +65,7 @@ class SwapExecutor:
         self.names = [units.names(*part) for part in self.parts]
         self.repeated = [units.repeated(*part) for part in self.parts]
         parts_of = Counter(name for names in self.names for name in names if units.trains(name))
-        self.spread = [[name for name in names if parts_of[name] > 1] for names in self.names]  #: of each part what other parts have too
+        self.spread = [[name for name in names if parts_of[name] > 1] for names in self.names]  #: weights that other parts have too
         self._part_of = [k for k, (start, stop) in enumerate(self.parts) for _ in range(start, stop)]
         self.count = 1  #: micro-batches of the step
         self.version = 0  #: of the weights on the host: steps of the optimizer
@@ -83,7 +83,7 @@ class SwapExecutor:
     def run(self, micro: Sequence[MicroBatch], arrived: Arrived = lambda whole: None) -> list[torch.Tensor]:
         """Losses of the micro-batches; the gradients are in ``.grad`` of the host's parameters.
 
-        ``arrived``: is told of parameters whose gradients are complete, while others are not.
+        ``arrived``: is called with parameters whose gradients are complete, while others are still computed.
         """
         turns = [[batch] for batch in micro] if self.units.in_turn else [micro]
         try:
@@ -123,7 +123,7 @@ class SwapExecutor:
                 self._load(k + 1)
 
     def _backward(self, micro: Sequence[MicroBatch], arrived: Arrived | None) -> None:
-        """Through the last part forward and back, then back through the others that gradients come to."""
+        """Through the last part forward and back, then back through the other parts as far as gradients go."""
         k = last = len(self.parts) - 1
         while not all(batch.ended for batch in micro):
             if k not in self._loaded:
@@ -163,8 +163,8 @@ class SwapExecutor:
         self._arrive(self._make_room())
 
     def _beside(self, k: int, batch: MicroBatch) -> None:
-        """The same beside the last part, through which no gradients have come yet."""
-        if not self.units.varied:  # it has computed with its graph, and is not to leave before that is gone through
+        """Load another part beside the last one, through which no gradients have gone yet."""
+        if not self.units.varied:  # the last part has computed with its graph, and must stay until gradients have gone through it
             raise Varies
         self._strayed()
         assert batch.wanted is not None
@@ -224,7 +224,7 @@ class SwapExecutor:
         return self.units.glue if k == _GLUE else self.names[k]
 
     def _put_absent(self, name: str) -> None:
-        """What is not there can be asked for its shape, but not computed with: its one element is NaN."""
+        """Put a stand-in for a tensor that is not on the device: it has the same shape, but its one element is NaN."""
         master = self.units.masters[name]
         if (absent := self._absent.get(name)) is None or absent.requires_grad != master.requires_grad or absent.shape != master.shape:
             value = float("nan") if master.is_floating_point() or master.is_complex() else 0
@@ -265,7 +265,7 @@ class SwapExecutor:
             loaded.constant[name] = tensor._version
 
     def _leave(self, k: int) -> None:
-        """The part's memory is free; what a forward has changed of its buffers goes back."""
+        """Free the part's memory. Buffers that a forward has changed are copied back to the host first."""
         loaded = self._loaded.pop(k)
         changed = []
         for name, tensor in loaded.tensors.items():
@@ -290,7 +290,7 @@ class SwapExecutor:
     # ---- computing ----
 
     def _called(self, batch: MicroBatch, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """In the thread of a micro-batch, in place of a unit."""
+        """Answers in place of a unit, in the thread of a micro-batch."""
         part = self._part(batch, unit)
         stays = part == len(self.parts) - 1 and (not batch.back or batch.part == part) and not self.units.varied
         batch.pause(part)
@@ -311,7 +311,7 @@ class SwapExecutor:
             self._carry_out(k, batch)
 
     def _go_back(self, k: int, c: int, batch: MicroBatch) -> None:
-        """What several calls of the part use has a sum for each micro-batch, as without parts."""
+        """Go back with one micro-batch. A weight that several calls use gets a sum of its own for each micro-batch, as without parts."""
         before = {name: self._gradient(name) for name in self.repeated[k] if name not in self.spread[k]} if c else {}
         for name in before:
             self.units.slots[name].get().grad = None
@@ -321,7 +321,7 @@ class SwapExecutor:
             now.grad = gradient if now.grad is None else now.grad if gradient is None else gradient.add_(now.grad)
 
     def _carry_out(self, k: int, batch: MicroBatch) -> None:
-        """Of what other parts use too, gradients leave at once: the sum of a micro-batch is made on the host, call by call."""
+        """Gradients of weights that other parts use too leave at once. Their sum for a micro-batch is made on the host, call by call."""
         for name in self.spread[k]:
             if (found := self._gradient(name)) is not None:
                 self._add_each(name, id(batch), found)
@@ -336,7 +336,7 @@ class SwapExecutor:
     # ---- answers ----
 
     def answer(self, call: Callable[[], Any]) -> Any:
-        """What ``call`` of the model answers, computed in parts, on the device; forward only."""
+        """The answer of ``call``, which calls the model: computed in parts on the device, forward only."""
         self._begin(())
         turn = _Turn()
         before, here.called = getattr(here, "called", None), partial(self._answered, turn)
@@ -360,7 +360,7 @@ class SwapExecutor:
         return unit.native(*args, **kwargs)
 
     def _discard(self, k: int) -> None:
-        """What was loaded in advance is not wanted."""
+        """Drop a part that was loaded in advance and is not needed."""
         loaded = self._loaded.pop(k)
         self.device.finish(loaded.event)
         for tensor in loaded.tensors.values():
@@ -369,7 +369,7 @@ class SwapExecutor:
     # ---- gradients ----
 
     def _make_room(self) -> list[Gone]:
-        """Back-pressure: the gradients of the part that went back before this one are gone before another one is loaded."""
+        """Back-pressure: wait for the gradients of the part before, and free their memory, before another part is loaded."""
         gone = []
         while self._leaving:
             k, event, sources = self._leaving.pop(0)
@@ -380,7 +380,7 @@ class SwapExecutor:
         return gone
 
     def _send(self, k: int) -> tuple[int, Event, dict[str, torch.Tensor]]:
-        """The gradients that the part has: a module that decides by values may not have used all weights."""
+        """Start the copies of a part's gradients. A weight has none where its module has not used it."""
         pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         sources: dict[str, torch.Tensor] = {}
         for name in self._names(k):
@@ -404,7 +404,7 @@ class SwapExecutor:
         return slot.get().grad if slot.trains else None
 
     def _arrive(self, gone: Sequence[Gone]) -> None:
-        """Gradients are on the host."""
+        """Add gradients that are on the host to those of this step."""
         for k, event, names in gone:
             self.device.finish(event)
             for name in names:
@@ -412,7 +412,7 @@ class SwapExecutor:
                 self._arrived[name] = self._arrived[name].add_(gradient) if name in self._arrived else gradient
 
     def _sum(self, before: int | None = None) -> list[nn.Parameter]:
-        """The gradients of parameters that no part ``before`` has, of all without it: of several names from the last to the first."""
+        """Set ``.grad`` of parameters that no part up to ``before`` has (None: of all). Names are added from the last to the first."""
         others = [] if before is None else [*self.names[: before + 1], self.units.glue]
         waiting = {id(self.units.masters[name]) for names in (*others, *([self._each] if others else [])) for name in names}
         whole: dict[int, nn.Parameter] = {}
@@ -428,14 +428,14 @@ class SwapExecutor:
 
 @dataclass(slots=True)
 class _Turn:
-    """Where the calls of an evaluation are."""
+    """The part and the place that an evaluation has come to."""
 
     part: int | None = None
     place: int = 0
 
 
 def leads_back(unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether gradients come to the unit."""
+    """Whether gradients go through this call of the unit."""
     if not torch.is_grad_enabled():
         return False
     if any(each.requires_grad for each in unit.module.parameters()):

@@ -1,4 +1,4 @@
-"""A plan of a swapped step before anything runs: parts, what stays, a time line of load, compute and swap-out, time and peak memory."""
+"""The plan of a swapped step before it runs: its parts, a time line of load, compute and swap-out, its time and its peak memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Direction = Literal["forward", "backward", "both"]
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """A stream from ``begin`` to ``end`` (seconds of the step) with a part; what it computes is forward, backward or both."""
+    """A stream is busy with a part from ``begin`` to ``end``, in seconds of the step."""
 
     stream: Stream
     direction: Direction
@@ -27,7 +27,7 @@ class Busy:
 
 @dataclass(frozen=True, slots=True)
 class PlannedPart:
-    """Nodes [start, stop) of the chain, by name from first to last; seconds of one micro-batch, bytes. Of a pause none."""
+    """Calls [start, stop) of units, and the names of the first and last one. Times are seconds of one micro-batch. A pause has no calls."""
 
     start: int
     stop: int
@@ -44,7 +44,7 @@ class PlannedPart:
 
 @dataclass(frozen=True, slots=True)
 class SwapPlan:
-    """``cuts``: the nodes of the chain before which it is cut."""
+    """``cuts``: the calls of units before which the model is cut."""
 
     cap: int
     accumulate: int
@@ -53,16 +53,16 @@ class SwapPlan:
     stays: str
     timeline: tuple[Busy, ...]
     seconds: float
-    ideal: float  #: what it computes, computing again included
+    ideal: float  #: seconds of computing, computing again included
     peak: int
-    whole: int  #: peak of a plan of one part, to see what swapping saves
+    whole: int  #: peak of a plan of one part, which shows what swapping saves
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def plan_step(measured: Measured, cap: int, accumulate: int | None, least: int = 1) -> SwapPlan:
-    """The best partition for a cap of so many bytes; ``accumulate`` None: it is chosen. UsageError: nothing fits; it says what would."""
+    """The best partition for a cap of so many bytes; ``accumulate`` None: it is chosen. UsageError: nothing fits, and which cap would."""
     if least > 1 and len(measured.pieces) == 1:
         raise UsageError(
             "memory.swap: force: the model has no place at which it can be cut; name fewer modules as whole, or write swap: off"
@@ -94,7 +94,7 @@ def planned(measured: Measured, cap: int, accumulate: int, cuts: Sequence[int]) 
 
 
 def schedule(parts: Sequence[Part], accumulate: int) -> list[Busy]:
-    """What the streams of the executor do (`SwapExecutor.run`), by the seconds that the parts take.
+    """Time line of the executor's streams (`SwapExecutor.run`), from the times of the parts.
 
     A part is loaded while the one before it computes. On the way back a part's gradients leave while the next part computes the first half
     of its micro-batches; then the part after that is loaded.

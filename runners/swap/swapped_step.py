@@ -1,7 +1,7 @@
 """Training under a cap of device memory: the model's parts are swapped in and out, weights and optimizer stay on the host (004 ch. 3.3).
 
-It is the plain step with the same batches to the bit, on a CPU. The task's loss runs as it stands, in a thread for each micro-batch,
-which waits where the model calls a unit of another part (`micro_batch`).
+On a CPU it computes the same as the plain step with the same batches, to the bit. The task's loss runs as it stands, in a thread for each
+micro-batch, which waits where the model calls a unit of another part (`micro_batch`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 def step_of(memory: Memory, task: Task, ranks: Ranks) -> Step:
-    """What a batch does to the weights of a job with this block."""
+    """The step of a job with this block ``memory``."""
     if memory.cap is None:
         return PlainStep(task, ranks, memory.batches, fused=True)
     return SwappedStep(task, memory, open_device(memory.cap, ranks.device))
@@ -59,7 +59,7 @@ def open_device(cap: int, device: torch.device) -> Device:
 class SwappedStep:
     """A step of C micro-batches by parts; the optimizer's step of a part runs while the parts before it are still computed.
 
-    That is where nothing needs all gradients at once: not with clipping, nor with an optimizer that looks at all weights together.
+    It does not overlap where something needs all gradients at once: clipping, or an optimizer that looks at all weights together.
     """
 
     def __init__(self, task: Task, memory: Memory, device: Device) -> None:
@@ -71,7 +71,7 @@ class SwappedStep:
         self.interception: Interception | None = None
         self.executor: SwapExecutor | None = None
         self.cuts: tuple[int, ...] = ()
-        self.largest: dict[int, tuple[int, ...]] = {}  #: shapes of a batch's tensors so far: with larger ones it is cut anew
+        self.largest: dict[int, tuple[int, ...]] = {}  #: largest shapes of a batch's tensors so far; with larger ones the model is cut anew
         self.evaluated_here = False  #: on the host, as a batch did not fit under the cap
 
     def place(self, model: nn.Module) -> nn.Module:
@@ -89,6 +89,9 @@ class SwappedStep:
         give_back_large_blocks()
         return model
 
+    def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
+        pass  # nobody else computes a part of its steps
+
     def close(self) -> None:
         if self.interception is not None:
             self.interception.close()
@@ -102,7 +105,7 @@ class SwappedStep:
         starts, after = _starts(len(batches))
         self.moved = False
         made = self._step(batches, weight, starts)
-        if made is None:  # what it computes by chance takes more than in the steps before
+        if made is None:  # random choices of the model may take more memory than in the steps before
             _log("the step does not fit; it is cut anew")
             self.largest, self.overlapped = {}, False
             made = self._step(batches, weight, starts, last=True)
@@ -160,10 +163,10 @@ class SwappedStep:
         return self.executor
 
     def _cut(self, batches: Sequence[Any], weight: float, starts: Sequence[Any], used: tuple[int, ...] | None) -> tuple[int, ...]:
-        """With the units at hand if it can be, else with smaller ones."""
+        """Cuts with the units at hand if they suffice, else with smaller ones."""
         largest = max(batches, key=_elements)
         smallest: list[int] = []
-        draws = itertools.cycle(starts)  # those of the step, as what it takes may hang on them
+        draws = itertools.cycle(starts)  # those of the step, as its memory may depend on them
         while True:
             units = self.units if self.units is not None else self._compared(batches)
             try:
@@ -205,7 +208,7 @@ class SwappedStep:
         )
 
     def _compared(self, batches: Sequence[Any]) -> Units:
-        """The units, compared with the model itself on the host."""
+        """The model's units, after the comparison with the model itself on the host."""
         self.close()
         self.units = compared_task(self.task, self.finder, batches, self.device.emulated)
         self.interception = Interception(self.units, self._called)
@@ -227,7 +230,7 @@ class SwappedStep:
         self._move()
 
     def _move(self) -> None:
-        """The optimizer's step. Beside a GPU with all cores of the job: of what is done element by element, threads change no bit."""
+        """The optimizer's step. Beside a GPU it uses all cores of the job: it works element by element, so that threads change no bit."""
         threads = torch.get_num_threads()
         if not self.device.emulated and _apart(self.optimizer):
             torch.set_num_threads(max(threads, int(script.given_cores() or 1)))
@@ -237,7 +240,7 @@ class SwappedStep:
             torch.set_num_threads(threads)
 
     def _arrived(self, whole: Sequence[nn.Parameter]) -> None:
-        """These have all of their gradients: step them, while the parts before are computed."""
+        """Step these parameters, whose gradients are complete, while the parts before them are computed."""
         if whole:
             self.moved = True
             self.device.on_host(self._move)
@@ -247,7 +250,7 @@ class SwappedStep:
     # ---- evaluation ----
 
     def _called(self, native: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """In place of the model: what an evaluation asks for is computed in parts too, or else on the host, which has all weights."""
+        """Called in place of the model. An evaluation is computed in parts too, or else on the host, which has all weights."""
         if getattr(here, "called", None) is not None or self.model.training or torch.is_grad_enabled() or self.evaluated_here:
             return native(*args, **kwargs)
         if self.executor is None:
@@ -296,6 +299,6 @@ def _elements(batch: Any) -> int:
 
 
 def _apart(optimizer: Optimizer) -> bool:
-    """Whether it moves each weight by its own gradient alone, and nobody listens to its steps."""
+    """Whether the optimizer moves each weight by its own gradient alone, and has no hooks on its steps."""
     known = type(optimizer).__module__.startswith("torch.optim.") and not isinstance(optimizer, torch.optim.LBFGS)
     return known and not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks

@@ -1,4 +1,4 @@
-"""Micro-batches of a task: its loss of a batch that is on a device, or of few samples on the host."""
+"""Makes micro-batches of a task: of a whole batch on a device, or of few samples on the host for the comparison."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from .part_times import size_of
 
 log = logging.getLogger(__name__)
 
-_FEW = 2
+_FEW_SAMPLES = 2
 
 
 def begun(task: Task, batch: Any, generators: Any, device: Device, scale: float = 1.0) -> MicroBatch:
-    """Of a batch on the host."""
+    """A micro-batch whose batch is copied from the host to the device."""
     placed = tree_map(lambda leaf: device.put(leaf) if isinstance(leaf, torch.Tensor) else leaf, batch)
     return MicroBatch(lambda: checked(task.loss(task.model, placed)), generators, size_of(placed, device.rounded), scale)
 
@@ -33,7 +33,8 @@ def begun(task: Task, batch: Any, generators: Any, device: Device, scale: float 
 def compared_task(task: Task, finder: Finder, batches: Sequence[Any], on_host: bool) -> Units:
     """The model's units, compared with the model itself on the host, with few samples of two batches where it takes them.
 
-    ``on_host``: it must be computed there. Else it may need what a GPU has: then it is not compared.
+    ``on_host``: the training computes on the host too, so that an error there is an error of the job. Else the model may need a GPU; then
+    it is not compared.
     """
     for few in (True, False):
         begin = [partial(_on_host, task, batches[number % len(batches)], number, few) for number in range(2)]
@@ -49,15 +50,15 @@ def compared_task(task: Task, finder: Finder, batches: Sequence[Any], on_host: b
 
 
 def _on_host(task: Task, batch: Any, number: int, few: bool) -> MicroBatch:
-    """``few``: of the first samples, where one can tell what a sample is; ``number``: the seed of its draws."""
+    """``few``: of the first samples only, where samples can be told apart; ``number``: the seed of its random numbers."""
     given = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, batch)
     if few and _has_samples(batch):
-        given = tree_map(lambda leaf: leaf[:_FEW], given)
+        given = tree_map(lambda leaf: leaf[:_FEW_SAMPLES], given)
     rng.seed_all(number)
     return MicroBatch(lambda: checked(task.loss(task.model, given)), rng.get_state())
 
 
 def _has_samples(batch: Any) -> bool:
-    """Whether all is tensors whose first dimensions are the same."""
+    """Whether the batch has only tensors, all with the same first dimension."""
     leaves = tree_leaves(batch)
     return all(isinstance(leaf, torch.Tensor) and leaf.ndim for leaf in leaves) and len({len(leaf) for leaf in leaves}) == 1

@@ -1,4 +1,4 @@
-"""Cuts of a model that keep below a cap, each tried before it is used, so that the peak is measured and not only predicted."""
+"""Finds cuts with which a model stays below a cap. Each is tried before it is used, so that its peak is measured, not only predicted."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .partition import smallest_cap
 from .swap_executor import SwapExecutor
 from .swap_plan import plan_step
 
-_ROUNDS = 1  #: of measuring, after one to warm up: a training is not to wait long for its first step
+_MEASURING_ROUNDS = 1  #: of measuring, after one to warm up; so a training does not wait long for its first step
 Cuts = tuple[int, ...]  #: places before which a model is cut
 
 
 class DoesNotFit(Exception):
-    """However these units are cut. ``smallest``: a cap that would suffice, where one is known."""
+    """No cuts make these units fit. ``smallest``: a cap that would suffice, where one is known."""
 
     def __init__(self, smallest: int | None) -> None:
         super().__init__(smallest)
@@ -35,18 +35,19 @@ def cuts_for(
 ) -> Cuts:  # fmt: skip
     """Cuts with which a step of ``accumulate`` micro-batches stays below ``cap`` bytes, into ``least`` parts or more.
 
-    Those that were ``used`` where they still do, else those that the planner finds, else the fewest parts of like size. DoesNotFit: none.
-    Interrupted: the job is asked to stop meanwhile. ``told`` hears of the progress.
+    The cuts in use (``used``) come first, then those of the planner, then the fewest parts of similar size. DoesNotFit: none stays below.
+    Interrupted: the job is asked to stop meanwhile. ``told`` is told of the progress.
     """
     trial = _Trial(units, cap, device, accumulate, begin, told)
     if used is not None and trial.fits(used):
         return used
     with suppress(UsageError, CapExceeded):
-        measured = measure(units, begin, device, told, _ROUNDS)
+        measured = measure(units, begin, device, told, _MEASURING_ROUNDS)
         count, others = (1, (accumulate - 1) * measured.inputs) if units.in_turn else (accumulate, 0)
         smallest = smallest_cap(measured, count)
         trial.predicted = smallest + others
-        for room in (max(cap - others, smallest), smallest):  # what is predicted is an upper bound, so that the tightest may fit
+        # A prediction is an upper bound, so that the tightest plan may fit although it is predicted to be above the cap.
+        for room in (max(cap - others, smallest), smallest):
             planned = plan_step(measured, room, count, least).cuts
             if trial.fits(planned):
                 return planned
@@ -54,7 +55,7 @@ def cuts_for(
 
 
 class _Trial:
-    """What is tried: a step of a model in parts, that is to stay below a cap."""
+    """Tries steps of a model in parts, each of which must stay below a cap."""
 
     def __init__(
         self, units: Units, cap: int, device: Device, accumulate: int, begin: Begin, told: Callable[[str], None]
@@ -64,14 +65,14 @@ class _Trial:
         self.predicted: int | None = None  #: the smallest cap, by the planner
 
     def fits(self, cuts: Cuts) -> bool:
-        """Tried under the cap: also on an emulated device no more memory is taken than the training may."""
+        """Whether a step stays below the cap. It is tried under that cap, so that no trial takes more memory than the training may."""
         if cuts not in self.tried:
             peak = self._taken(cuts, self.device)
             self.tried[cuts] = peak is not None and peak <= self.cap
         return self.tried[cuts]
 
     def _taken(self, cuts: Cuts, device: Device) -> int | None:
-        """Most bytes that were used; None where the device had no room for that."""
+        """The most bytes that a step uses; None where the device has too little memory for it."""
         if script.should_stop():
             raise Interrupted
         self.told(f"trying {len(cuts) + 1} parts")
@@ -79,18 +80,17 @@ class _Trial:
             executor = SwapExecutor(self.units, cuts, device)
             device.reset_peak()
             try:
-                for _ in range(2 if self.units.seen.changing else 1):  # what a step leaves in attributes is there in the next one
-                    with device.step():  # of its own: no part of what the training's step tells
+                for _ in range(2 if self.units.seen.changing else 1):  # attributes that a step changes are changed in the next one too
+                    with device.step():  # a step of its own, which does not count in the metrics of the training's step
                         executor.run([self.begin(device) for _ in range(self.accumulate)])
             except CapExceeded:
                 return None
             return device.memory()[1]
 
     def smallest(self) -> int | None:
-        """What the planner needs: it suffices whichever of such cuts it takes for the quickest. Else the least that suffices without a cap.
+        """The planner's smallest cap: its plan for that cap fits. Else the smallest peak of all cuts that were tried, now without a cap.
 
-        The planner may be wrong on a GPU: there its cuts may not fit into the cap although they should, as between what is used there
-        is no room.
+        The second is for a GPU, where cuts of the planner may not fit although they should, as free memory there is fragmented.
         """
         if self.predicted is not None and self.predicted > self.cap:
             return self.predicted
@@ -118,7 +118,7 @@ def _fewest(trial: _Trial, least: int) -> Cuts:
 
 
 def _filled(weights: Sequence[int], legal: Sequence[int], count: int) -> tuple[int, ...]:
-    """Cuts into about ``count`` parts of like bytes; all legal cuts where there are no more."""
+    """Cuts into about ``count`` parts with similar bytes; all legal cuts where there are fewer."""
     if count > len(legal):
         return tuple(legal)
     goal = sum(weights) / count

@@ -1,8 +1,8 @@
 """A call of a unit that is computed twice: forward without a graph, and again with one when its backward comes, as checkpointing does.
 
-Between calls autograd's own graph stands, with the call as one node of it, so sums of gradients and hooks are what they are without parts.
-An input is changed in place by nothing, but its history is: what uses it after the call hangs on the call's node. So that node is told the
-sum of these later gradients, and goes on adding where autograd would, in the same order.
+Between calls autograd's own graph stands, and the call is one node of it, so sums of gradients and hooks are the same as without parts.
+The call's node also stands in the history of its inputs: uses of an input after the call come after that node in the graph. So the node
+gets the sum of these later gradients, and adds its own where autograd would, in the same order.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .interception import Unit
 from .micro_batch import IN_PLACE, MicroBatch
 from .module_state import Held, held_by, hold
 
-_KINDS = ("cpu", "cuda")
+_AUTOCAST_DEVICES = ("cpu", "cuda")
 _IN_ARGUMENTS = "changes what it is given", "let it change a copy, as x.clone() makes it"
 
 
 class NoUnit(UsageError):
-    """A module cannot be a unit as it stands; ``unit``: its name. Those in it may be."""
+    """A module cannot be a unit as it stands; ``unit``: its name. Modules in it may still be units."""
 
     def __init__(self, unit: str, what: str, remedy: str) -> None:
         super().__init__(f"memory: {unit} {what}, so that it cannot be computed again; {remedy}, or write 'memory: {{swap: off}}'")
@@ -46,7 +46,7 @@ class ComputesOtherwise(UsageError):
 
 
 class Leaked(Exception):
-    """Gradients have come to what a unit has computed without keeping anything for them."""
+    """Gradients have come to a tensor that a unit computed without keeping anything for its backward."""
 
     def __init__(self, unit: str) -> None:
         super().__init__(unit)
@@ -55,7 +55,7 @@ class Leaked(Exception):
 
 @dataclasses.dataclass(slots=True)
 class _Made:
-    """An input that a call of the same part has made, so that it need not be kept: it is there again when that call is."""
+    """An input that another call of the same part has made. It is not kept: it is made again when that call is computed again."""
 
     call: Call
     number: int
@@ -68,7 +68,7 @@ class _Made:
 
 
 class _Node(torch.autograd.Function):
-    """The call in autograd's graph: ``inputs`` are also what it makes, as what uses them later hangs on it."""
+    """The call in autograd's graph. Its ``inputs`` are outputs too, so that their later uses come after it in the graph."""
 
     @staticmethod
     def forward(ctx: Any, call: Call, made: Sequence[torch.Tensor], owned: int, root: torch.Tensor, *inputs: torch.Tensor) -> Any:
@@ -84,9 +84,9 @@ class _Node(torch.autograd.Function):
 
 
 class _Entry(torch.autograd.Function):
-    """Where a value enters a unit. Its gradient is kept as it comes: ``.grad`` of a leaf would lie in memory as the value does.
+    """Where a value enters a unit. Its gradient is kept as it comes, not as ``.grad`` of a leaf, which has the value's layout in memory.
 
-    That would give other sums further on, where the value is a transposed view.
+    For a transposed view that layout would change the order of later sums.
     """
 
     @staticmethod
@@ -101,7 +101,7 @@ class _Entry(torch.autograd.Function):
 
 
 class _Again:
-    """What a call has computed once more, with its graph."""
+    """The results of a call that was computed again, with their graph."""
 
     def __init__(
         self, entries: list[torch.Tensor], came: list[list[torch.Tensor]], made: list[Any], shared: list[nn.Parameter], visit: int
@@ -117,13 +117,13 @@ class Call:
         self.again: _Again | None = None
 
     def answer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the unit answers; its gradients will come to `back`."""
+        """The unit's answer. Its gradients will come to `back`."""
         flat, self.form = flattened((args, kwargs))
         self.generators, self.autocast = rng.get_state(), _autocast()
         self.before = [slot.get().clone() for slot in self.unit.moving], held_by(self.unit.changing)
-        own: dict[int, torch.Tensor] = {}  #: of each tensor that was given, the one that the unit sees
+        own: dict[int, torch.Tensor] = {}  #: by the id of each tensor that was given: the one that the unit sees
         seen = [own.setdefault(id(leaf), _kept(leaf)) if isinstance(leaf, torch.Tensor) else leaf for leaf in flat]
-        # With gradients: the same kernels as on the way back. Nothing is kept of it.
+        # Gradients are enabled, so that the same kernels run as on the way back. Nothing is kept for a backward.
         with torch.autograd.graph.saved_tensors_hooks(lambda _: None, self._leaked), _without_cache(), self._unchanged(seen):
             made, form = flattened(self._computed(seen))
         given = {id(own[id(leaf)]): leaf for leaf in _tensors(flat)}
@@ -141,7 +141,7 @@ class Call:
         raise Leaked(self.unit.name)
 
     def _apart(self, leaf: torch.Tensor) -> torch.Tensor:
-        """What it answers without its history; not in the memory of its weights, which will be gone."""
+        """A tensor of the answer without its history. It is copied where it lies in the memory of weights, which will leave the device."""
         if leaf._is_view() or leaf.is_leaf:
             weights = {each.untyped_storage()._cdata for each in (*self.unit.module.parameters(), *self.unit.module.buffers())}
             if leaf.untyped_storage()._cdata in weights:
@@ -150,7 +150,7 @@ class Call:
 
     @contextmanager
     def _unchanged(self, seen: Sequence[Any]) -> Iterator[None]:
-        """NoUnit where what was given is another one afterwards."""
+        """NoUnit where the call changes its arguments in place."""
         versions = [leaf._version for leaf in _tensors(seen)]
         try:
             yield
@@ -162,8 +162,8 @@ class Call:
             raise NoUnit(self.unit.name, *_IN_ARGUMENTS)
 
     def _joined(self, made: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """The tensors that it has made, in autograd's graph."""
-        # A view's history belongs to what it is a view of: it is left alone, and its sum may be in another order.
+        """The tensors that the call has made, joined to autograd's graph."""
+        # A view shares its history with its base, so it is left alone; its sum may be in another order.
         self.inputs.sort(key=lambda leaf: leaf.is_leaf or leaf._is_view() or bool(leaf._backward_hooks) or leaf.retains_grad)
         owned = sum(not (leaf.is_leaf or leaf._is_view() or leaf._backward_hooks or leaf.retains_grad) for leaf in self.inputs)
         self.shared = [slot for slot in self.unit.shared if slot.get().requires_grad]
@@ -173,7 +173,7 @@ class Call:
             return _Node.apply(self, made, owned, root, *self.inputs, *weights)[: len(made)]  # type: ignore[no-untyped-call, no-any-return]
 
     def _keep(self, flat: list[Any]) -> None:
-        """What is needed to compute it again."""
+        """Keep what is needed to compute the call again."""
         self.kept: list[Any] = []
         for leaf in flat:
             made = getattr(leaf, "made_by", None) if isinstance(leaf, torch.Tensor) else None
@@ -198,7 +198,7 @@ class Call:
     # ---- on the way back ----
 
     def back(self, came: Sequence[torch.Tensor | None], later: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """From the gradients of what it has made, and of later uses of its inputs, to those of its inputs."""
+        """Gradients of its inputs, from the gradients of its outputs (``came``) and of later uses of its inputs (``later``)."""
         if all(gradient is None for gradient in came):
             self.kept = []
             return [*later, *[None] * (len(self.wanted) + len(self.shared) - len(later))]
@@ -217,7 +217,7 @@ class Call:
         return [*(found[-1] if found else None for found in again.came), *(weight.grad for weight in again.shared)]
 
     def _recomputed(self) -> _Again:
-        """Computed again, after the calls before it that have made what it is given."""
+        """Compute the call again, after the calls of the same part that make its inputs."""
         wanted, order = [self], list[Call]()
         while wanted:
             call = wanted.pop()
@@ -257,7 +257,7 @@ class Call:
 
     @contextmanager
     def _as_it_was(self) -> Iterator[None]:
-        """Generators, buffers and attributes are as they were before the call; afterwards as they are now."""
+        """In the block, generators, buffers and attributes are as they were before the call; afterwards they are as they are now."""
         now = rng.get_state(), [slot.get() for slot in self.unit.moving], held_by(self.unit.changing)
         self._put_back(self.generators, *self.before)
         try:
@@ -273,7 +273,7 @@ class Call:
 
 
 def _kept(leaf: torch.Tensor) -> torch.Tensor:
-    """The tensor without what led to it; whether it wants a gradient stays known."""
+    """The tensor without its history; it still requires a gradient if it did."""
     return leaf.detach().requires_grad_(leaf.requires_grad)
 
 
@@ -286,14 +286,14 @@ def _tensors(flat: Sequence[Any]) -> Iterator[torch.Tensor]:
 
 @dataclasses.dataclass(slots=True)
 class _Form:
-    """How leaves make a value; ``inner``: of leaves that are dataclasses, their fields and how these are made."""
+    """How a value is put together from its leaves; ``inner``: the same for leaves that are dataclasses."""
 
     spec: Any
     inner: dict[int, tuple[Any, list[str], _Form, int]]
 
 
 def flattened(value: Any) -> tuple[list[Any], _Form]:
-    """Its leaves, those of dataclasses too, which torch takes for leaves."""
+    """The leaves of a value. torch takes a dataclass for one leaf; here its fields are leaves too."""
     leaves, spec = tree_flatten(value)
     flat: list[Any] = []
     form = _Form(spec, {})
@@ -329,7 +329,7 @@ def unflattened(flat: Sequence[Any], form: _Form) -> Any:
 
 
 def _autocast() -> list[tuple[str, bool, torch.dtype]]:
-    return [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _KINDS]
+    return [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _AUTOCAST_DEVICES]
 
 
 @contextmanager
@@ -343,7 +343,7 @@ def _under(states: Sequence[tuple[str, bool, torch.dtype]]) -> Iterator[None]:
 
 @contextmanager
 def _without_cache() -> Iterator[None]:
-    """What autocast makes of a weight has no graph there that could be used later."""
+    """Without autocast's cache: a weight that it has cast here has no graph, and must not be used later."""
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:

@@ -149,7 +149,7 @@ def test_a_bank_that_cannot_be_used_is_told_in_one_line(tmp_path, samples):
     ):
         beginning(samples, tmp_path).start("bank", tmp_path / "checkpoints")
     own = write_bank(tmp_path, llm="tiny@2")
-    with pytest.raises(Conflict, match=r"bank.npz is of tiny@2, and the LLM here is tiny@1; they are never mixed"):
+    with pytest.raises(Conflict, match=r"bank.npz is of tiny@2, and the LLM here is tiny@1 \(bytes\); they are never mixed"):
         beginning(samples, tmp_path).start("bank", tmp_path / "checkpoints")
     own.write_bytes(other.read_bytes()[:100])
     with pytest.raises(StokerError, match=r"bank.npz cannot be read \(.*\); the daemon writes it again when it starts"):

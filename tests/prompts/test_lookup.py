@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stoker.runners.prompts.lookup import Candidate, fits, lookup, most_scores
+from stoker.runners.prompts.lookup import Candidate, lookup, most_scores
 
 MEDOID = np.array([0, 0, 2, 2, 2, 5], dtype=np.int32)
 
@@ -31,11 +31,9 @@ def test_a_cluster_of_one_and_an_empty_bank() -> None:
         lookup(np.array([], dtype=np.int32), lambda rows: [])
 
 
-def test_the_budget_is_a_fifth_of_the_deadline() -> None:
-    """4.5.2 with its sense put right: 3 representatives and at most 2 others are 5 scores; at 1 s each they need 25 s."""
+def test_the_longest_lookup_scores_all_representatives_and_the_largest_cluster() -> None:
     assert most_scores(MEDOID) == 5
-    assert fits(MEDOID, 1.0, 25.0) and not fits(MEDOID, 1.0, 24.9)
-    assert not fits(np.repeat(np.arange(0, 3000, 60), 60).astype(np.int32), 1.0, 300.0)  # 109 scores of 1 s in 5 minutes
+    assert most_scores(np.repeat(np.arange(0, 3000, 60), 60).astype(np.int32)) == 109
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=30), st.randoms(use_true_random=False))

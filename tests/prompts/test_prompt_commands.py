@@ -113,7 +113,7 @@ def test_a_lookup_needs_no_daemon_but_its_bank(built: Stoker, daemon: DaemonProc
 def test_a_bank_of_another_revision_is_not_used(built: Stoker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOUBLE_REVISION", "r2")
     code, _, err = built("prompt", "lookup", "--llm", "double", "--data", "sms-spam")
-    assert code == 4 and "the bank is of double@r1 (letters), and the LLM that is installed is double@r2 (letters)" in err
+    assert code == 4 and "the bank is of double@r1 (letters), and the LLM here is double@r2 (letters)" in err
     code, out, _ = built("prompt", "bank", "add", "--llm", "double", "--text", "Of the second revision")
     assert code == 0 and out == "double@r2 (letters): 1 prompt added\n"
     _, out, _ = built("prompt", "bank", "stats", "--json")
