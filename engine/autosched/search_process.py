@@ -186,7 +186,7 @@ class Trials:
         return self.reference
 
     def ahead(self, configs: Sequence[Configuration]) -> None:
-        """Begin trials elsewhere that will be asked for, once what is in force has been measured."""
+        """Begin trials elsewhere that will be asked for, once the configuration in force has been measured."""
         assert self._elsewhere is not None
         for config in configs:
             if (name := _name(config)) not in self._begun:

@@ -139,7 +139,7 @@ class SimulatedTuning:
 
 
 def taken_of_period(simulation: Simulation, begin: float, period: float) -> float | None:
-    """Mean seconds of a period that the jobs which were at hand at its beginning took of it (sql/policy/taken_of_period.sql)."""
+    """Mean seconds of a period that the jobs which were at hand at its beginning took of it (policy/taken_of_period)."""
     ended, submitted = simulation.recorder.ended, simulation.workload.submitted
     there = (submitted <= begin) & ~(ended <= begin)
     return float(np.fmin(ended[there] - begin, period).mean()) if there.any() else None
