@@ -29,7 +29,7 @@ check: lint test
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[recipes,autosched,llm,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[recipes,autosched,llm,replicas,dev]'
 	-$(BIN)/python -m pytest --collect-only -q >/dev/null  # compiles all modules once, which each worker of the tests would do for itself
 	touch $@
 

@@ -135,8 +135,7 @@ def replayed(simulation: Simulation, policy: str, options: Options) -> Situation
 def at_random(request: Request) -> Answer:
     """As many configurations as a search, drawn evenly."""
     began, policy = time.monotonic(), request.situation.policy
-    in_force = dataclasses.asdict(registry.create(policy, request.in_force).config)
-    space, rng = space_of(registry.load(policy).Config, in_force), np.random.default_rng(request.seed)
+    in_force, space, rng = request.in_force, request.space, np.random.default_rng(request.seed)
     trials = Trials(policy, aggregated(request.situation))
     reference = trials.measure(in_force)
     found = Found(in_force, in_force, 1.0, reference, reference, [Trial(in_force, "simulated", 1.0)])
@@ -286,7 +285,7 @@ def parts(workload: Workload, cluster: Cluster, asked: argparse.Namespace, optio
         situation = situation_of(stand_at(workload, cluster, asked.policy, {}, options, moment), asked.policy, options)[0]
         if not len(situation.view.jobs):
             continue
-        request = Request(situation, {}, asked.objective, trials=asked.trials, seconds=math.inf)
+        request = Request.of(situation, {}, asked.objective, trials=asked.trials, seconds=math.inf)
         whole = dataclasses.replace(request, aggregate=False)
         for name, one in (
             ("both", dataclasses.replace(request, model=model)), ("no causal", request),

@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 from common import Runner, arguments, machine, milliseconds, progress, show, submission
-from stoker.engine.autosched.pool_tuning import Asked, PoolTuning
+from stoker.engine.autosched.pool_requests import Asked
+from stoker.engine.autosched.pool_tuning import PoolTuning
 from stoker.engine.client import Client
 from stoker.engine.config import Config, PolicyDefault
 from stoker.engine.fleet.registration import hello

@@ -127,7 +127,8 @@ def failure(ended: Sequence[dict[str, Any]]) -> JobFailed | None:
         return None
     first = bad[0]
     more = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
-    return JobFailed(f"job {first['id']} {first['name']} {first['state']}: {first['state_reason']}{more}; see 'stoker logs {first['id']}'")
+    reason = first["state_reason"] if "state_reason" in first else first["reason"]  # of a job, or of the view jobs_now
+    return JobFailed(f"job {first['id']} {first['name']} {first['state']}: {reason}{more}; see 'stoker logs {first['id']}'")
 
 
 def post_once(client: Client, path: str, body: Any, patience: float = PATIENCE, timeout: float | None = None) -> Any:

@@ -12,6 +12,7 @@ from .fieldnames import with_meant
 from .fleet.silence import SILENT_AFTER
 from .home import Home
 from .spec.cron import normalise
+from .spec.reading.units import duration, size
 
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  #: of seconds or days; not NaN either
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
@@ -51,10 +52,22 @@ class Runners(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     telemetry_interval: Annotated[float, msgspec.Meta(ge=0.1, le=3600)] = 5.0  #: seconds between samples of each GPU
     checkpoints: str = ""  #: directory that all runners share, for the checkpoints of all jobs; empty: each keeps them in its home
     checkpoints_of_pools: dict[str, str] = {}  #: the same by pool
+    fetch_at_most: Annotated[str, msgspec.Meta(pattern=_MEMORY)] = "1GiB"  #: of a checkpoint that goes to another host; 0B: none does
 
     def shared(self, pool: str) -> str:
         """The directory that runners of a pool share, empty: none."""
         return self.checkpoints_of_pools.get(pool, self.checkpoints)
+
+    #: a runner that has not heard the daemon for so long stops its jobs, and then they are begun elsewhere; empty: they go on
+    fence_after: str = ""
+
+    @property
+    def fenced_after(self) -> float | None:
+        return duration(self.fence_after) if self.fence_after else None
+
+    @property
+    def fetched_bytes(self) -> int:
+        return size(self.fetch_at_most)
 
 
 class Warm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -164,6 +177,15 @@ def _check(home: Home, config: Config) -> None:
         if path and not (path.startswith("/") and path.isprintable()):
             where = key if key == "checkpoints" else f"checkpoints_of_pools.{key}"
             raise UsageError(f"{home.config}: runners.{where}: {path!r} is not the full path of a directory, such as /mnt/shared")
+    try:
+        fence = config.runners.fenced_after
+    except ValueError as error:
+        raise UsageError(f"{home.config}: runners.fence_after: {error}") from None
+    if fence is not None and fence < config.runners.silent_after:
+        raise UsageError(
+            f"{home.config}: runners.fence_after: {config.runners.fence_after!r} is less than runners.silent_after, "
+            f"{config.runners.silent_after:g} s: runners would stop their jobs between two words of the daemon"
+        )
     if config.backup.cron:
         try:
             normalise(config.backup.cron)

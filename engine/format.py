@@ -89,6 +89,15 @@ def shared_input(row: Mapping[str, Any]) -> str:
     return f"{words}: {row['made']:,} batches made{again}, {row['found']} found{saved}"
 
 
+def replicas(row: Mapping[str, Any]) -> str:
+    """Who of a group of replicas trains, how far it is and what was lost: of the query ``api/replicas``."""
+    words = f"{row['training']} of {row['least']} to {row['most']} train"
+    if row["leases"] > row["training"]:
+        words += f", {row['leases'] - row['training']} more {'has' if row['leases'] - row['training'] == 1 else 'have'} a GPU and waits"
+    words += f"; {row['samples']:,} samples committed in steps of {row['global_batch']}"
+    return words + (f"; {duration(row['lost'])} lost in {counted(row['gaps'], 'gap')}" if row["gaps"] else "")
+
+
 def local(ts: float) -> datetime:
     """Local time; of a moment beyond all dates, which an older daemon may have stored, the nearest date."""
     return datetime.fromtimestamp(min(max(ts, EARLIEST), LATEST)).astimezone()

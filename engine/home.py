@@ -10,6 +10,7 @@ from pathlib import Path
 from .errors import UsageError
 
 ENV_HOME = "STOKER_HOME"
+ENV_IMPORTING = "STOKER_IMPORTING"  #: number of the job whose worker imports what it is to run: nothing is submitted meanwhile
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,18 +66,17 @@ def read_times(path: Path) -> Times:
 
 def since(path: Path, moment: float) -> Place | None:
     """Where the output begins that was written at ``moment`` or later, in the log or its former file; None: its times are not known."""
-    known = False
+    end, known = _NOWHERE, True  # nothing was written yet
     for log in (_former(path), path):
         times = read_times(log)
         file = _open(log)
         if file is None:
             continue
         with file:
-            known = known or bool(times.moments)
             index = bisect.bisect_left(times.moments, moment)
             if index < len(times.moments):
                 return Place(_name(file), times.offsets[index])
-            end = Place(_name(file), _size(file))
+            end, known = Place(_name(file), _size(file)), bool(times.moments) or not _size(file)
     return end if known else None
 
 

@@ -31,6 +31,9 @@ PathName = Annotated[str, msgspec.Meta(max_length=4096)]
 NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 NODE_FORM = "up to 100 letters, digits, '.', '_' and '-', beginning with a letter or digit"
 
+DIGEST = r"^[0-9a-f]{64}$"  #: SHA-256
+BY_DIGEST = "sha256:"  #: before it, where a directory could stand
+
 SERVER_SOCKET = "infer.sock"  #: of a lease that serves a model, in its run directory: a line of JSON in, a line out
 LONGEST_REQUEST = 1 << 20  #: bytes of such a line
 
@@ -39,6 +42,8 @@ VERSION = 1  #: of this protocol; a runner with another one is turned away with 
 HELLO, POLL, REPORT, LOG = "/v1/runner/hello", "/v1/runner/poll", "/v1/runner/report", "/v1/runner/log"
 LAST_LOG = "/v1/runner/last_log"
 ENV_PILOT = "STOKER_PILOT"  #: in the environment of a runner that a batch job starts: `Hello.pilot`
+BUNDLE_PIECE, BUNDLE = "/v1/runner/bundle_piece", "/v1/runner/bundle"
+CHECKPOINT_SENT = "/v1/runner/checkpoint_sent"
 
 
 class GpuInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +88,10 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     leases: list[Count]  #: leases whose run directories the runner still has in hand (running, or ended and unreported)
     place: Name | None = None  #: name of its home as a place of checkpoints; None: its version does not tell
     leaves_in: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None  #: seconds until it hands its node back; None: it does not
+    #: of a checkpoint, that it fetches from other hosts or sends there, as the daemon says; None: its version does neither
+    fetch_at_most: Count | None = None
+    #: seconds without the daemon after which all its jobs are stopped, as the daemon says; None: some of them go on
+    fence_after: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None
     pilot: Name | None = None  #: ENGINE/CLUSTER/JOB/HOST of the batch job that it is part of and ends with; None: of none
 
 
@@ -96,6 +105,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True):
     warm_memory: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.25  #: share of the host's main memory that fork servers may take
     shared: SharedPlace | None = None  #: where it is to keep checkpoints, None: in its home; that it can it tells in a report
     keeps_logs: bool = False  #: the daemon cannot read the runner's files: it takes the end of each log when a lease ends
+    fence_after: float | None = None  #: seconds without an answer of the daemon after which jobs are stopped, None: they go on
     download: bool = False  #: whether jobs may fetch the backbones that they name
 
 
@@ -105,6 +115,34 @@ class Poll(msgspec.Struct, frozen=True, kw_only=True):
     version: int  #: of the last answer; the daemon holds the request until it has another, or ``wait`` is over
     wait: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
     sends_logs: bool = False  #: it answers the ``logs`` of `Assignments`
+
+
+class Fetch(msgspec.Struct, frozen=True, kw_only=True):
+    """The checkpoints of a job lie on another host; it begins with them, or not at all."""
+
+    lies: str  #: which ones and where, in words
+    digest: str = ""  #: by which the daemon has them; empty: it has not, and has asked for them
+    size: int = 0  #: bytes, 0: not known
+    refused: str = ""  #: why they will not come
+
+
+class Replica(msgspec.Struct, frozen=True, kw_only=True):
+    """A live lease of a group of replicas."""
+
+    lease: Count
+    index: Count  #: of its task
+    address: str = ""  #: host:port where it answers the others, empty: not known yet
+
+
+class ReplicaGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """The daemon's word on a group of replicas: who its members are. A larger ``epoch`` is a newer word."""
+
+    group: Count
+    epoch: Count
+    members: list[Replica] = []  #: whose leases live, in the order of their tasks
+    founder: Count | None = None  #: the oldest of these leases, with which a group begins that has none who took a step
+    stepped: list[Count] = []  #: of these leases those that have taken a step with others
+    done: bool = False  #: a member has finished all steps
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,7 +157,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     node_rank: int = 0
     nodes: int = 1
     rendezvous: str = ""  #: host:port of the first node, for gangs over several nodes; empty: the port is not known yet, so it waits
-    snapshot: str | None = None  #: directory of the copied tree, in place of spec.workdir
+    snapshot: str | None = None  #: directory of the copied tree, in place of spec.workdir, or `BY_DIGEST` and by which the daemon has it
     resume: int = 0  #: attempts that ran before
     profile: bool = False  #: it is only to measure its speed, on fewer GPUs than the gang, and to leave nothing of its training
     gpu_memory: int = 0  #: bytes that it needs of each GPU, by which all judge: as its spec says, or as measured of its model; 0: not known
@@ -131,6 +169,64 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     input: str | None = None  #: owner and name of the group of jobs with which it shares its input
     hosts: int = 1  #: over which the gang goes: its nodes, but for those on one host
     checkpoints: str | None = None  #: directory of its checkpoints, None: in the home of the runner
+    fetch: Fetch | None = None  #: what it is to begin with, None: what is in that directory
+    replicas: ReplicaGroup | None = None  #: the group of replicas that it is in; ``rendezvous`` is then where it answers the others
+
+
+class SendCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """The daemon wants the checkpoints of a job that lie on this node."""
+
+    job: int
+    after: int  #: number of the last lease that has ended; another one may have saved more since
+    checkpoints: str | None = None  #: directory as in `Assignment`
+    at_most: int = 0  #: bytes
+
+
+class CheckpointSent(msgspec.Struct, frozen=True, kw_only=True):
+    """A runner has sent the checkpoints of a job, or can not."""
+
+    node: str
+    session: int
+    job: Count
+    after: Count  #: as asked for
+    digest: Annotated[str, msgspec.Meta(pattern=DIGEST)] | None = None
+    refused: Words = ""
+
+
+class BundlePiece(msgspec.Struct, frozen=True, kw_only=True):
+    """Some of a tar; none of it asks how much is there."""
+
+    digest: Annotated[str, msgspec.Meta(pattern=DIGEST)]
+    node: str = ""
+    session: int = 0
+    offset: Count = 0
+    data: bytes = b""
+    last: bool = False
+
+
+class SnapshotPiece(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Some of the tar of a directory of code, as a `BundlePiece`."""
+
+    digest: Annotated[str, msgspec.Meta(pattern=DIGEST)]
+    offset: Count = 0
+    data: bytes = b""
+    last: bool = False
+
+
+class BundleKept(msgspec.Struct, frozen=True, kw_only=True):
+    """What the daemon has of a tar."""
+
+    bytes: int
+    whole: bool
+
+
+class BundleWanted(msgspec.Struct, frozen=True, kw_only=True):
+    """A runner wants some of a tar, from ``offset`` on; answered with the bytes, with none where it ends."""
+
+    node: str
+    session: int
+    digest: Annotated[str, msgspec.Meta(pattern=DIGEST)]
+    offset: Count = 0
 
 
 class LogRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,6 +274,7 @@ class Assignments(msgspec.Struct, frozen=True, kw_only=True):
     logs: list[LogRequest] = []
     warm: list[str] = []  #: backbones whose fork servers are kept, whether they are used or not
     draining: bool = False  #: nothing new comes: what was loaded for jobs to come is of no use
+    send: list[SendCheckpoint] = []  #: until they are sent
 
 
 Outcome = Literal["completed", "failed", "stopped", "oom", "hang", "lost", "start-failed", "unkillable"]

@@ -27,8 +27,9 @@ from .errors import NoRoom, StokerError
 from .estimation.estimating import INTERVAL as ESTIMATING
 from .estimation.estimating import Estimating
 from .fleet.board import Board
+from .fleet.kept_bundles import KeptBundles
 from .fleet.kept_logs import KeptLogs
-from .fleet.places_told import name_place
+from .fleet.places_told import fetch_at_most, name_place
 from .fleet.prices import keep_prices
 from .fleet.registration import NodeChange, change_node
 from .fleet.remote_logs import RemoteLogs
@@ -92,7 +93,7 @@ class Services:
         if self.store.lost:
             log.warning("accepted as lost: %s", self.store.lost, extra={"action": "store.loss"})
             self.store.write(note, Note("loss.accepted", "daemon", self.store.lost), urgent=True)
-        self.store.write(keep_prices, config.prices.listed(), urgent=True)
+        self._store_configuration()
         self.tokens = Tokens(self.store)
         self.tokens.refresh()
         self.fleet = Fleet(self.store, silent_after=config.runners.silent_after)
@@ -101,7 +102,7 @@ class Services:
         self.board.refresh()
         self.unstored = UnstoredStops(self.store, self.board)
         self.remote_logs = RemoteLogs(self.board, self.fleet, home)
-        self.kept_logs = KeptLogs(home, self.store)
+        self.kept_logs, self.bundles = KeptLogs(home, self.store), KeptBundles(home)
         self.counts = Counts(self.store)
         self.tasks = Tasks(self._on_task, self.clock)
         self.recurring = Recurring(self.store, self.tasks, self.clock)
@@ -116,9 +117,7 @@ class Services:
         self.desk = Desk(
             self.store, home, at_once=limits.queries, memory=limits.query_memory << 20, tell=lambda why: self._tell("sql.restart", why)
         )
-        self.uploads = Uploads()
-        self.run_uploads = RunUploads()
-        self.pools = Pools()
+        self.uploads, self.run_uploads, self.pools = Uploads(), RunUploads(), Pools()
         self.snapshots = Snapshots(self.pools)
         self.large_bodies = asyncio.Semaphore(MOST_LARGE)
         self.ending: asyncio.Task[None] | None = None  #: waits until the runners have left
@@ -176,6 +175,11 @@ class Services:
         """By the clock as it is now (s since the epoch)."""
         return self.clock() - (boot_clock() - self._began)
 
+    def _store_configuration(self) -> None:
+        """What the tables are to know of it."""
+        self.store.write(keep_prices, self.config.prices.listed(), urgent=True)
+        self.store.write(fetch_at_most, self.config.runners.fetched_bytes, urgent=True)
+
     def _begin_to_count(self, killed: str) -> None:
         """Take a reading of the clock, before anything looks at the tables: it may have been set while no daemon ran.
 
@@ -211,6 +215,7 @@ class Services:
         self.store.write(thin, keep)
         export_events(self.store, self.home, keep)
         self.kept_logs.clean()
+        self.bundles.clean({digest for (digest,) in self.store.rows("api/named_bundles")})
 
     def _committed(self, commit: Committed) -> None:
         """After each commit, on the writer's thread: bring what is kept in memory up to date."""

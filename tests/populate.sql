@@ -5,7 +5,7 @@ SET VARIABLE running_from = getvariable('jobs') * 9 // 10;
 
 INSERT INTO nodes
 SELECT 'node' || n, 'host' || n, 'boot', 100 + n, 1.0, '/var/lib/stoker', '0.1', 1, 'up', '10.0.0.' || n, getvariable('origin'),
-       make_timestamp(epoch_us(now())), false, 'home-' || n, 'shared', '/mnt/shared', CASE WHEN n = 1 THEN getvariable('origin') + INTERVAL 1 DAY END
+       make_timestamp(epoch_us(now())), false, 'home-' || n, 'shared', '/mnt/shared', CASE WHEN n = 1 THEN getvariable('origin') + INTERVAL 1 DAY END, 1 << 30, 300
 FROM range(2) r(n);
 INSERT INTO gpus
 SELECT 'GPU-' || g, 'node' || g // 4, g % 4, 'default', 'cuda', 'A100', 80000000000, CASE WHEN g = 7 THEN 'dirty' ELSE 'ok' END,
@@ -31,7 +31,8 @@ SELECT i, 'job-' || i, 'finetune', 'default', 'user' || i % 5, state, submitted 
        '{"team": "vision"}', '{"name": "job-' || i || '", "recipe": "text"}', NULL, 0,
        CASE WHEN i % 5 = 0 THEN 'packed' END, CASE WHEN i % 3 = 0 THEN 'minilm' END, CASE WHEN i % 7 = 6 THEN i - 1 END,
        CASE WHEN i % 11 = 0 THEN '{"node1": "workdir: there is no directory /work on this node"}' END,
-       CASE WHEN i % 4 = 0 THEN 'home-0' END
+       CASE WHEN i % 4 = 0 THEN 'home-0' END, CASE WHEN i % 4 = 0 THEN 1000 * i END, CASE WHEN i % 8 = 0 THEN sha256(i::VARCHAR) END,
+       CASE WHEN i % 8 = 4 THEN 'its checkpoint is damaged' END
 FROM (
     SELECT i, getvariable('origin') + to_seconds(30 * i) AS submitted, i < getvariable('running_from') AS ended,
            CASE WHEN i >= getvariable('running_from') + 7 THEN 'pending' WHEN i >= getvariable('running_from') THEN 'running'
@@ -98,6 +99,12 @@ SELECT job_id, id, 0, 8, started_at, 0, name, value
 FROM leases, (VALUES ('input_made', 20.0), ('input_found', 40.0), ('input_again', 2.0), ('input_bytes', 4e6), ('input_saved', 3.5)) v(name, value)
 WHERE job_id = 3;
 UPDATE jobs SET spec = '{"name": "job-3", "recipe": "text", "share": {"input": "sweep"}}' WHERE id = 3;
+-- A fourth one is a replica.
+INSERT INTO metrics
+SELECT job_id, id, 0, 9, started_at, 30, name, value
+FROM leases, (VALUES ('members', 2.0), ('samples', 1920.0), ('lost_seconds', 1.5), ('gaps', 1.0)) v(name, value)
+WHERE job_id = 4;
+UPDATE jobs SET spec = '{"name": "job-4", "recipe": "text", "replicas": {"min": 1, "max": 4, "global_batch": 64}}' WHERE id = 4;
 -- Job 1 had been suspended once before, and had reported a step 12 s after its next lease was granted.
 INSERT INTO leases BY NAME
 SELECT 0 AS id, 1 AS job_id, 0 AS attempt, 1 AS gpu_count, 'ended' AS state, granted_at - INTERVAL 60 SECOND AS granted_at,

@@ -15,8 +15,7 @@ from starlette.routing import Route
 
 from ..errors import NotFound, StokerError, Unreachable
 from ..spec.reading.tree import one_line
-from . import jobs, kept, model_requests, operators, pool_calls, prompt_banks, reports, retries, simulations, traces, tuning
-from . import runner_calls as runner
+from . import openapi
 from .answers import Encoded
 from .auth import Identity, owner
 from .call import Call, Endpoint
@@ -30,9 +29,7 @@ LONGEST_ERROR = 1000  #: characters
 
 def application(daemon: Services, *, tcp: bool) -> Starlette:
     """The routes for one listener: with ``tcp`` every request needs a token, without it is the socket owner's."""
-    parts = (jobs, kept, model_requests, operators, pool_calls, prompt_banks, reports, retries, runner, simulations, traces, tuning)
-    table = [entry for part in parts for entry in part.ENDPOINTS]
-    routes = [Route(path, _serve(daemon, role, function, tcp), methods=methods) for path, role, function, methods in table]
+    routes = [Route(path, _serve(daemon, role, function, tcp), methods=methods) for path, role, function, methods in openapi.table()]
     app = Starlette(routes=routes, exception_handlers={404: _missing, 405: _missing})
     app.router.redirect_slashes = False  # else /v1/jobs/ (an empty name) is answered with a redirection to the list
     return app

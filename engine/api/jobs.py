@@ -13,7 +13,7 @@ import msgspec
 
 from ..errors import Conflict, NoRoom, NotFound, StokerError, Unauthorized, UsageError, nearest
 from ..fleet.remote_logs import Source, source_of
-from ..forecast.explain import expected, serving, shared_input
+from ..forecast.explain import expected, replicas, serving, shared_input
 from ..forecast.explain import explain as explain_job
 from ..forecast.in_the_way import BEHIND, RESOURCES, InTheWay, in_the_way
 from ..jobs.control import Control, control
@@ -26,6 +26,7 @@ from ..jobs.submission import SubmitRequest, check, pools_of, submit
 from ..json_rows import objects
 from ..logfile import Piece, Place, read_log, read_timed
 from ..logfile import since as place_since
+from ..protocol import BundleKept, SnapshotPiece
 from ..spec.check import MAX_PRIORITY, require_all, require_provenance, require_time
 from ..spec.expand import with_deadlines
 from ..spec.model import SERVES, JobSpec, Submission
@@ -44,8 +45,10 @@ if TYPE_CHECKING:
 MOST_FORETOLD = 4  #: jobs of a dry run whose deadlines are looked at
 MOST_TASKS = 20  #: of an array that are shown one by one
 USUAL = 1000  #: jobs of a listing that does not ask for more
+MOST_METRICS = 20_000  #: values of one answer; a record has fewer
 FEW = 100  #: jobs of a submission that are checked in a moment
 MAX_LOG_WAIT = 25.0  #: seconds
+LARGEST_SNAPSHOT = 128 << 20  #: bytes of a tar: what is in it is half of that at most
 LOOK, LOOK_AFAR = 0.2, 1.0  #: seconds between looks at a log, here and through another host's runner
 _BEGINNING = 2  #: how well a word fits of which a name only begins, in `api/resolve`
 
@@ -86,7 +89,8 @@ async def _resolve(call: Call) -> int:
 
 async def submit_jobs(call: Call) -> dict[str, Any]:
     asked = await call.message(Submitted)
-    require_provenance(asked.provenance)
+    if asked.provenance is not None:
+        require_provenance(asked.provenance)
     written = asked.spec is not None
     parts = await call.run(Kind.UPLOAD, submission_of, asked) if written else submission_of(asked)
     answers = [await _submit(call, part) for part in parts]
@@ -143,14 +147,39 @@ async def list_jobs(call: Call) -> Encoded:
     everything = call.query("all") in ("1", "true") or (states is not None and since is None)
     arrays = call.query("arrays") in ("1", "true")
     limit, user, store = int(call.number("limit") or USUAL), call.query("user"), call.daemon.store
+    numbers = _numbers(call.query("id"))
 
     def read() -> dict[str, Any]:
         ended_after = time.time() - 3600.0 if since is None else since
-        return {"jobs": objects(store, "api/jobs", everything, ended_after, user, states, not arrays, limit, name, labels)}
+        return {"jobs": objects(store, "api/jobs", everything, ended_after, user, states, not arrays, limit, name, labels, numbers)}
 
     kind = Kind.LISTING if limit <= USUAL else Kind.READ
-    question = ("jobs", everything, since, user, None if states is None else tuple(states), arrays, limit, name, labels)
+    question = ("jobs", everything, since, user, None if states is None else tuple(states), arrays, limit, name, labels, call.query("id"))
     return await call.snapshot(kind, question, read)
+
+
+def _numbers(given: str | None) -> list[int] | None:
+    """Of a query such as ``id=1,2,3``."""
+    if given is None:
+        return None
+    if not all(word.isdecimal() and len(word) < 19 for word in given.split(",")):
+        raise UsageError(f"id: must be numbers of jobs with commas between them, not {shown(given)}")
+    return [int(word) for word in given.split(",")]
+
+
+async def metrics(call: Call) -> dict[str, Any]:
+    """What a job has reported, from a place on."""
+    job, store = await _resolve(call), call.daemon.store
+    names = call.request.query_params.getlist("name") or None
+    lease, _, seq = (call.query("after") or "0.0").partition(".")
+    if not (lease.isdecimal() and seq.isdecimal() and max(len(lease), len(seq)) < 19):
+        raise UsageError(f"after: must be the 'after' of an answer, such as 4.17, not {shown(call.query('after'))}")
+    rows = await call.read(objects, store, "api/metrics", job, names, int(lease), int(seq), MOST_METRICS + 1)
+    more = len(rows) > MOST_METRICS
+    while more and rows and (rows[-1]["lease_id"], rows[-1]["seq"]) == (rows[MOST_METRICS]["lease_id"], rows[MOST_METRICS]["seq"]):
+        rows.pop()  # a record is told whole
+    after = f"{rows[-1]['lease_id']}.{rows[-1]['seq']}" if rows else f"{lease}.{seq}"
+    return {"job": job, "rows": [list(row.values()) for row in rows], "after": after, "more": more}
 
 
 async def show(call: Call) -> dict[str, Any]:
@@ -174,6 +203,7 @@ async def show(call: Call) -> dict[str, Any]:
             "progress": progress[0] if progress else None,
             "serving": serving(store, job) if row["kind"] == SERVES else None,
             "shared_input": shared_input(store, job),
+            "replicas": replicas(store, job),
             "expected": expected(store, job),
             "silent": objects(store, "api/silent", job),
             "leases": objects(store, "api/leases", job),
@@ -376,13 +406,23 @@ def _unstored(daemon: Services, request: Control, refused: NoRoom) -> StokerErro
     return daemon.unstored.take([(control, request)], leases, refused)
 
 
+async def snapshot_piece(call: Call) -> BundleKept:
+    message = await call.message(SnapshotPiece)
+    return await call.upload(
+        call.daemon.bundles.take, message.digest, message.offset, message.data, last=message.last, at_most=LARGEST_SNAPSHOT,
+        what="--snapshot",
+    )  # fmt: skip
+
+
 ENDPOINTS = [
+    endpoint("/v1/snapshots", "submit", snapshot_piece, ["POST"]),
     endpoint("/v1/jobs", "submit", submit_jobs, ["POST"]),
     endpoint("/v1/jobs", "read", list_jobs),
     endpoint("/v1/jobs/{ref}", "read", show),
     endpoint("/v1/jobs/{ref}/explain", "read", explain),
     endpoint("/v1/jobs/{ref}/forecast", "read", forecast),
     endpoint("/v1/jobs/{ref}/pipeline", "read", pipeline),
+    endpoint("/v1/jobs/{ref}/metrics", "read", metrics),
     endpoint("/v1/jobs/{ref}/logs", "read", logs),
     endpoint("/v1/jobs/{ref}/cancel", "submit", _controller("cancel"), ["POST"]),
     endpoint("/v1/jobs/{ref}/hold", "submit", _controller("hold"), ["POST"]),

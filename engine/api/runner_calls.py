@@ -5,11 +5,27 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
+from starlette.responses import Response
+
 from .. import protocol
-from ..errors import Stale
+from ..errors import NotFound, Stale
 from ..fleet import offers
 from ..fleet import registration as runners
-from ..protocol import VERSION, Hello, LastLog, LogPiece, Poll, Report, Welcome
+from ..fleet.places_told import drop_bundle, take_sent
+from ..protocol import (
+    VERSION,
+    BundleKept,
+    BundlePiece,
+    BundleWanted,
+    CheckpointSent,
+    Hello,
+    LastLog,
+    LogPiece,
+    Poll,
+    Report,
+    Welcome,
+)
 from .call import Call, endpoint
 
 
@@ -17,6 +33,10 @@ async def hello(call: Call) -> Welcome:
     message = await call.message(Hello)
     if message.protocol == VERSION:  # of another one nothing counts but that
         offers.require(message)
+    if message.fetch_at_most is not None:
+        message = msgspec.structs.replace(message, fetch_at_most=call.daemon.config.runners.fetched_bytes)
+    if message.fence_after is not None:
+        message = msgspec.structs.replace(message, fence_after=call.daemon.config.runners.fenced_after)
     session = await asyncio.wrap_future(call.daemon.store.submit(runners.hello, message, urgent=True))  # without it nothing can be stopped
     call.daemon.fleet.registered(message.node, session)
     config = call.daemon.config
@@ -31,6 +51,7 @@ async def hello(call: Call) -> Welcome:
         keeps_logs=not await call.read(call.daemon.remote_logs.is_home_of, message),
         input_memory=config.share.input_memory,
         download=config.backbones.download,
+        fence_after=config.runners.fenced_after,
     )
 
 
@@ -68,10 +89,40 @@ async def last_log(call: Call) -> dict[str, Any]:
     return {}
 
 
+async def bundle_piece(call: Call) -> BundleKept:
+    message = await call.message(BundlePiece)
+    call.daemon.fleet.hear(message.node, message.session)
+    most = call.daemon.config.runners.fetched_bytes
+    return await call.upload(
+        call.daemon.bundles.take, message.digest, message.offset, message.data, last=message.last, at_most=most, what="its checkpoint"
+    )
+
+
+async def bundle(call: Call) -> Response:
+    message = await call.message(BundleWanted)
+    call.daemon.fleet.hear(message.node, message.session)
+    try:
+        content = await call.upload(call.daemon.bundles.read, message.digest, message.offset)
+    except NotFound:  # who has it sends it again
+        await asyncio.wrap_future(call.daemon.store.submit(drop_bundle, message.digest, urgent=True))
+        raise
+    return Response(content, media_type="application/octet-stream")
+
+
+async def checkpoint_sent(call: Call) -> dict[str, Any]:
+    message = await call.message(CheckpointSent)
+    call.daemon.fleet.hear(message.node, message.session)
+    await asyncio.wrap_future(call.daemon.store.submit(take_sent, message, urgent=True))
+    return {}
+
+
 ENDPOINTS = [
     endpoint(protocol.HELLO, "runner", hello, ["POST"]),
     endpoint(protocol.POLL, "runner", poll, ["POST"]),
     endpoint(protocol.REPORT, "runner", report, ["POST"]),
     endpoint(protocol.LOG, "runner", log, ["POST"]),
     endpoint(protocol.LAST_LOG, "runner", last_log, ["POST"]),
+    endpoint(protocol.BUNDLE_PIECE, "runner", bundle_piece, ["POST"]),
+    endpoint(protocol.BUNDLE, "runner", bundle, ["POST"]),
+    endpoint(protocol.CHECKPOINT_SENT, "runner", checkpoint_sent, ["POST"]),
 ]

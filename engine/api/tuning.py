@@ -8,7 +8,7 @@ import msgspec
 
 from ...policies.autosched.objectives import OBJECTIVES
 from ...policies.autosched.search import TRIALS
-from ..autosched.pool_tuning import Asked
+from ..autosched.pool_requests import Asked
 from ..errors import UsageError
 from ..json_rows import objects
 from .call import Call, endpoint

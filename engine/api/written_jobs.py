@@ -13,6 +13,8 @@ from ..errors import UsageError
 from ..spec.build import Context
 from ..spec.model import JobSpec, Provenance, Submission
 from ..spec.reading.load import load_text, load_value
+from ..spec.reading.secrets import mask_argv
+from ..spec.reading.tree import of_value
 
 Key = Annotated[str, msgspec.Meta(min_length=1, max_length=80)]
 #: of the environment of who submits, what a command runs with: its programs are found where they were for that person
@@ -24,12 +26,13 @@ class Submitted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     jobs: list[JobSpec] = []
     spec: dict[str, Any] | str | None = None  #: in place of jobs: fields as in docs/job-spec.md, or the text of such a file
+    over: dict[str, Any] = {}  #: fields that are laid over those of each job of the spec
     source: str = "<spec>"  #: what errors call a text
     #: of all jobs of the spec that have no idempotency key: the same again submits nothing more
     key: Key | None = None
     here: bool = False  #: who asks is on the host of the daemon: scripts and directories have to be there
     environment: dict[str, str] = {}  #: of who asks: PATH, VIRTUAL_ENV and CONDA_PREFIX, with which commands run
-    provenance: Provenance = Provenance(argv=[], cwd="/")
+    provenance: Provenance | None = None  #: of a spec it may be left out; relative paths count from its ``cwd``
     dry_run: bool = False
 
 
@@ -38,13 +41,18 @@ def submission_of(asked: Submitted) -> list[Submission]:
     from ..spec.expand import submissions
 
     if asked.spec is None:
+        if asked.provenance is None:
+            raise UsageError("the request is not as it should be: Object missing required field `provenance`")
         return [Submission(jobs=asked.jobs, provenance=asked.provenance, dry_run=asked.dry_run)]
     if asked.jobs:
         raise UsageError("spec: given beside jobs; keep one of them")
-    context = Context(now=time.time(), cwd=Path(asked.provenance.cwd), recipes=recipes.RECIPES, files=asked.here)
-    found = load_text(asked.spec, asked.source, context) if isinstance(asked.spec, str) else load_value(asked.spec, context)
+    origin = asked.provenance or Provenance(argv=[], cwd="/")
+    context = Context(now=time.time(), cwd=Path(origin.cwd), recipes=recipes.RECIPES, files=asked.here)
+    over = of_value(asked.over) if asked.over else None
+    found = load_text(asked.spec, asked.source, context, over) if isinstance(asked.spec, str) else load_value(asked.spec, context, over)
+    provenance = msgspec.structs.replace(origin, argv=mask_argv(origin.argv))
     jobs = [_completed(job, asked) for job in found]
-    return [Submission(jobs=group, provenance=asked.provenance, dry_run=asked.dry_run) for group in submissions(jobs)]
+    return [Submission(jobs=group, provenance=provenance, dry_run=asked.dry_run) for group in submissions(jobs)]
 
 
 def _completed(job: JobSpec, asked: Submitted) -> JobSpec:

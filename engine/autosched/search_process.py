@@ -9,8 +9,8 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -30,13 +30,16 @@ from ...policies.autosched.search import (
     search,
     without_idle,
 )
-from ...policies.autosched.search_space import Configuration, space_of
+from ...policies.autosched.search_space import Configuration, Space, space_of
 from ...policies.contract import Floats
+from ...policies.keys import make_config
+from ..hosts.ray_runners import connected
 from ..sim.simulation_error import SimulationError
 from .bounded_time import Hangs, bounded
 from .learning import Past, learnt_from
 from .predicted_work import Untold, accuracy_words, with_predicted
 from .situation import CutOff, Situation, aggregated, bound_of, features_of, measure
+from .trials_on_ray import TrialsOnRay
 
 SECONDS = 60.0  #: real time of a decision, learning included: then no other trial begins, and the one that is under way is cut off
 LEARNING = 0.5  #: share of it that learning may take
@@ -63,7 +66,8 @@ class Request:
     """What is to be searched."""
 
     situation: Situation
-    in_force: Mapping[str, Any]  #: the whole configuration, defaults included
+    space: Space  #: the keys that are tuned, with their ranges
+    in_force: Configuration  #: the whole configuration, defaults included
     objective: str = "jct"
     trials: int = TRIALS
     seconds: float = SECONDS
@@ -72,11 +76,20 @@ class Request:
     spread: float = SPREAD
     first: tuple[Configuration, ...] = ()  #: those that are tried first, such as what was best before
     aggregate: bool = True
-    only: tuple[str, ...] = ()
-    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     model: CausalModel | None = None
     learn: Past | None = None  #: with no model: from which one is learnt first
     untold: Untold | None = None  #: from which the durations are predicted that nobody has told; None: they are as the situation says
+    ray: str | None = None  #: head of the cluster of which trials are tasks; None: they are run where the search is
+
+    @classmethod
+    def of(
+        cls, situation: Situation, config: Mapping[str, Any], *given: Any, only: Sequence[str] = (),
+        ranges: Mapping[str, tuple[float, float]] | None = None, **more: Any,
+    ) -> Request:  # fmt: skip
+        """Of a configuration in force that may leave out defaults. Raises ValueError for a space that can't be."""
+        kind = registry.load(situation.policy).Config
+        in_force = dataclasses.asdict(make_config(kind, config))
+        return cls(situation, space_of(kind, in_force, only=only, ranges=ranges), in_force, *given, **more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +105,15 @@ class Answer:
 
 
 def find(request: Request, told: Callable[[int, Trial], None] = lambda number, trial: None) -> Answer:
-    """The search itself, in this process and thread. ValueError for a space that can't be, SearchFailed where nothing can be measured."""
+    """The search itself, in this process and thread. Raises SearchFailed where nothing can be measured."""
+    with contextlib.nullcontext() if request.ray is None else connected(request.ray) as ray:
+        return _find(request, told, None if ray is None else TrialsOnRay(ray, trial))
+
+
+def _find(request: Request, told: Callable[[int, Trial], None], elsewhere: TrialsOnRay | None) -> Answer:
     policy, ends_at = request.situation.policy, time.monotonic() + request.seconds
+    space, in_force = request.space, dict(request.in_force)
     situation, predictor, durations = _predicted(request)
-    in_force = dataclasses.asdict(registry.create(policy, request.in_force).config)  # type: ignore[attr-defined]
-    space = space_of(registry.load(policy).Config, in_force, only=request.only, ranges=request.ranges)
     tried = aggregated(situation) if request.aggregate else situation
     if not tried.jobs:
         raise Idle("no job is there or expected, so all configurations are alike")
@@ -115,7 +132,7 @@ def find(request: Request, told: Callable[[int, Trial], None] = lambda number, t
     at_work = None if model is None else model.on(features, in_force)
     grouped = tried.jobs < situation.jobs
     now = time.monotonic()
-    trials = Trials(policy, tried, ends_at - CHECKING * max(ends_at - now, 0.0) if grouped else ends_at)
+    trials = Trials(policy, tried, ends_at - CHECKING * max(ends_at - now, 0.0) if grouped else ends_at, elsewhere)
     rows: list[tuple[Floats, Floats, float]] = []
 
     def evaluate(config: Configuration) -> Figures:
@@ -134,12 +151,13 @@ def find(request: Request, told: Callable[[int, Trial], None] = lambda number, t
         found = search(
             space, evaluate, in_force, request.objective, model=at_work, trials=request.trials, epsilon=request.epsilon,
             seed=request.seed, spread=request.spread, first=request.first, seconds=trials.ends_at - now, told=told,
+            ahead=None if elsewhere is None else trials.ahead,
         )  # fmt: skip
     except NotMeasured as error:
         raise SearchFailed(f"the configuration in force can't be simulated: {error}") from None
     trials.ends_at = ends_at
     if grouped and found.gain > 1.0:
-        trials = Trials(policy, situation, ends_at)
+        trials = Trials(policy, situation, ends_at, elsewhere)
         found = _checked(found, trials, request.objective)
     if found.best != found.in_force:
         found = without_idle(found, space, trials.measure)
@@ -153,8 +171,9 @@ class Trials:
     monotonic clock.
     """
 
-    def __init__(self, policy: str, situation: Situation, ends_at: float = math.inf) -> None:
-        self.policy, self.situation, self.ends_at = policy, situation, ends_at
+    def __init__(self, policy: str, situation: Situation, ends_at: float = math.inf, elsewhere: TrialsOnRay | None = None) -> None:
+        self.policy, self.situation, self.ends_at, self._elsewhere = policy, situation, ends_at, elsewhere
+        self._begun: dict[str, Any] = {}  #: trials elsewhere that were begun before they were asked for
         self.reference: Figures | None = None
         self._usual: Figures  #: whose cost bounds a trial
 
@@ -169,26 +188,55 @@ class Trials:
                 self._usual = self._tried(default)
         return self.reference
 
-    def _tried(self, config: Configuration) -> Figures:
-        return self._measured(config, max(TIMES_AS_LONG * self._usual.seconds, LEAST_SECONDS), bound_of(self._usual))
+    def ahead(self, configs: Sequence[Configuration]) -> None:
+        """Begin trials elsewhere that will be asked for, once what is in force has been measured."""
+        assert self._elsewhere is not None
+        for config in configs:
+            if (name := _name(config)) not in self._begun:
+                self._begun[name] = self._elsewhere.begin(self.situation, *self._bounded(config, *self._bounds()))
 
-    def _measured(self, config: Configuration, bound: float, decisions: float) -> Figures:
+    def _tried(self, config: Configuration) -> Figures:
+        return self._measured(config, *self._bounds())
+
+    def _bounds(self) -> tuple[float, float]:
+        return max(TIMES_AS_LONG * self._usual.seconds, LEAST_SECONDS), bound_of(self._usual)
+
+    def _bounded(self, config: Configuration, bound: float, decisions: float) -> tuple[Any, ...]:
         left = max(self.ends_at - time.monotonic(), 0.0)
         bound = min(bound, left)
-        began, real = time.thread_time(), min(3.0 * bound + LEAST_SECONDS, max(left, 1e-3))
-        try:
-            with bounded(real):
-                figures = measure(self.situation, registry.create(self.policy, config), bound, decisions)
-        except Hangs:
-            raise NotMeasured(f"cut off after {real:.3g} s") from None
-        except CutOff as error:
-            if error.figures is None or error.figures.decisions < decisions:  # it may be as good as any: nothing is learnt from it
-                raise NotMeasured(f"cut off after {bound:.3g} s of processor time") from None
-            had = None if self.reference is None else as_cut_off(error.figures, self.reference)
-            raise NotMeasured(f"cut off after {decisions:g} decisions", had) from None
-        except (SimulationError, ValueError) as error:
-            raise NotMeasured(str(error)) from None
-        return dataclasses.replace(figures, seconds=time.thread_time() - began)
+        return self.policy, config, bound, min(3.0 * bound + LEAST_SECONDS, max(left, 1e-3)), decisions, self.reference
+
+    def _measured(self, config: Configuration, bound: float, decisions: float) -> Figures:
+        if self._elsewhere is None:
+            return trial(self.situation, *self._bounded(config, bound, decisions))
+        begun = self._begun.pop(_name(config), None)
+        if begun is None:
+            begun = self._elsewhere.begin(self.situation, *self._bounded(config, bound, decisions))
+        return self._elsewhere.result(begun)
+
+
+def _name(config: Configuration) -> str:
+    return repr(sorted(config.items()))
+
+
+def trial(
+    situation: Situation, policy: str, config: Configuration, bound: float, real: float, decisions: float, reference: Figures | None
+) -> Figures:
+    """One, bounded by processor time, real time and decisions. Raises NotMeasured."""
+    began = time.thread_time()
+    try:
+        with bounded(real):
+            figures = measure(situation, registry.create(policy, config), bound, decisions)
+    except Hangs:
+        raise NotMeasured(f"cut off after {real:.3g} s") from None
+    except CutOff as error:
+        if error.figures is None or error.figures.decisions < decisions:  # it may be as good as any: nothing is learnt from it
+            raise NotMeasured(f"cut off after {bound:.3g} s of processor time") from None
+        had = None if reference is None else as_cut_off(error.figures, reference)
+        raise NotMeasured(f"cut off after {decisions:g} decisions", had) from None
+    except (SimulationError, ValueError) as error:
+        raise NotMeasured(str(error)) from None
+    return dataclasses.replace(figures, seconds=time.thread_time() - began)
 
 
 def _checked(found: Found, trials: Trials, objective: str) -> Found:

@@ -1,8 +1,7 @@
-"""The controller of AutoSched inside a simulation: ``stoker simulate TRACE -p tiresias,auto=true``. It does what a daemon's does."""
+"""A simulation that tunes itself (``stoker simulate TRACE -p tiresias,auto=true``): it drives the `Controller` as a daemon does."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from ...policies import registry
-from ...policies.autosched.arrivals_ahead import HOUR
 from ...policies.autosched.causal_model import CausalModel, NoModel, Samples
 from ...policies.autosched.search import EPSILON, TRIALS
 from ...policies.autosched.search_space import space_of
@@ -18,13 +16,11 @@ from ..sim.run_options import Options
 from ..sim.simulator import Simulation
 from ..sim.study import Choice
 from .moment_of_trace import DailyPredictor, history_of, situation_of
-from .pool_gains import BURST_GAIN, LEAST_GAIN, TRIED_AGAIN, is_burst, tried_before
-from .rollback import has_harmed, measured_gain
 from .search_process import Answer, Request, SearchFailed, find
 from .situation import LEAST_JOBS, Situation
+from .tuning_controller import ROUNDING, Controller, Trigger, has_harmed, measured_gain, refusal, tried_before
 
 PERIOD = 3600.0
-ROUNDING = 1e-6  #: seconds by which a look may come before the end of a period
 LEARNT_FROM = 120  #: samples of searches from which the causal model is learnt
 
 
@@ -74,50 +70,51 @@ class SimulatedTuning:
     next_at: float = 0.0
     tried: list[dict[str, Any]] = field(default_factory=list)  #: what was in force at first, and the newest of what came after it
     _predictor: DailyPredictor = field(default_factory=DailyPredictor)
-    _searched: float = -math.inf
-    _due: float = -math.inf  #: the last search of a period: a burst puts off none
+    _controller: Controller = field(init=False)
     _change: _Change | None = None  #: the newest, until it was measured: one that another followed is never taken back
-    _taken_back: list[tuple[float, dict[str, Any]]] = field(default_factory=list)  #: when, and what
+    _rolled_back: list[tuple[float, dict[str, Any]]] = field(default_factory=list)  #: when, and which configuration
     _samples: Samples | None = None
     model: CausalModel | None = None  #: one that was learnt before; None: it is learnt from what searches measure
 
+    def __post_init__(self) -> None:
+        self._controller = Controller(self.period)
+
     def act(self, simulation: Simulation) -> None:
-        """Its turn: take back what has harmed, or search if a period is over or a burst has come."""
-        self.next_at = simulation.now + (self.period / HOUR if self.watches else self.period)
-        if self._has_taken_back(simulation):
+        """Its turn: measure, roll back, search."""
+        self.next_at = simulation.now + (self._controller.check_interval if self.watches else self.period)
+        if self._has_rolled_back(simulation):
             return  # the next look searches, from what is in force then
-        history = history_of(simulation)
-        if len(history) < LEAST_JOBS or not len(simulation.table):
+        submitted = history_of(simulation).submitted
+        if len(submitted) < LEAST_JOBS or not len(simulation.table):
             return
-        due = simulation.now >= self._due + self.period - ROUNDING
-        if not due and not is_burst(history, simulation.now, self.period / HOUR, self._searched):
+        trigger = self._controller.due(simulation.now, lambda: submitted)
+        if trigger is None:
             return
-        self._searched = simulation.now
-        if due:
-            self._due = simulation.now
+        try:
+            answer = self.searches(self._request(simulation))
+        except SearchFailed:
+            return
+        self._put(simulation, answer, trigger)
+        if self.causal:
+            self._learn(answer)
+
+    def _request(self, simulation: Simulation) -> Request:
         # Where nothing is unknown there is nothing to predict.
         predictor = self._predictor if self.options.errors.unknown > 0 else None
         situation = situation_of(simulation, self.policy, self.options, predictor)[0] if self.looks is None else self.looks(simulation)
-        request = Request(
+        return Request.of(
             replace(situation, period=self.period), self.config, self.objective, self.trials, epsilon=self.epsilon,
             seed=1000 * self.seed + len(self.turns), first=tuple(self.tried), aggregate=self.aggregate,
             model=self.model if self.causal else None,
         )  # fmt: skip
-        try:
-            answer = self.searches(request)
-        except SearchFailed:
-            return
-        self._put(simulation, answer, LEAST_GAIN if due else BURST_GAIN, "a period" if due else "a burst")
-        if self.causal:
-            self._learn(answer)
 
     def did(self) -> dict[str, int]:
         """Searches, how many of them changed what was in force, and how many of these changes were taken back."""
         applied = sum(turn.applied for turn in self.turns)
-        return {"searches": len(self.turns), "applied": applied, "taken_back": len(self._taken_back)}
+        return {"searches": len(self.turns), "applied": applied, "taken_back": len(self._rolled_back)}
 
-    def _has_taken_back(self, simulation: Simulation) -> bool:
-        """Measure the newest change once its period is over; where it has harmed, what was in force before it comes back."""
+    def _has_rolled_back(self, simulation: Simulation) -> bool:
+        """Measure the newest change once its period is over; where it has harmed, the configuration before it comes back."""
         change = self._change
         if not self.watches or change is None or simulation.now < change.at + self.period - ROUNDING:
             return False
@@ -125,7 +122,7 @@ class SimulatedTuning:
         gain = measured_gain(change.expected, taken_of_period(simulation, change.at, self.period))
         if gain is None or not has_harmed(gain):
             return False
-        self._taken_back.append((simulation.now, change.after))
+        self._rolled_back.append((simulation.now, change.after))
         self._set(simulation, change.before)
         return True
 
@@ -133,11 +130,12 @@ class SimulatedTuning:
         self.config = dict(config)
         simulation.reconfigure(registry.create(self.policy, self.config, interval=self.options.interval))
 
-    def _put(self, simulation: Simulation, answer: Answer, least: float, why: str) -> None:
-        found, since = answer.found, simulation.now - TRIED_AGAIN * self.period
-        harmed = any(at >= since and after == found.best for at, after in self._taken_back)
-        applied = found.gain >= least and found.best != found.in_force and not harmed
-        self.turns.append(Turn(simulation.now, found.gain, applied, found.count("simulated"), found.count("rejected"), found.seconds, why))
+    def _put(self, simulation: Simulation, answer: Answer, trigger: Trigger) -> None:
+        found, since = answer.found, self._controller.rolled_back_since(simulation.now)
+        rolled_back = [config for at, config in self._rolled_back if at >= since]
+        applied = not refusal(found.in_force, found.best, found.gain, trigger.min_gain, rolled_back)
+        simulated, rejected = found.count("simulated"), found.count("rejected")
+        self.turns.append(Turn(simulation.now, found.gain, applied, simulated, rejected, found.seconds, trigger.why))
         if applied:
             self.tried = tried_before(found.in_force, self.tried)
             self._change = _Change(simulation.now, found.in_force, found.best, found.reference.soon)

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from ...policies import registry
 from ...policies.autosched.search import ALIKE, LEAST_PROOF
-from ...policies.autosched.search_space import space_of
 from .search_process import Answer, Request
 
 
 def summary_of(answer: Answer, request: Request) -> dict[str, Any]:
     """The configuration in force beside the best, the predicted gain, and how it was searched."""
-    policy, found = request.situation.policy, answer.found
-    space = space_of(registry.load(policy).Config, found.in_force, only=request.only, ranges=request.ranges)
+    policy, found, space = request.situation.policy, answer.found, request.space
     parts = {one.name: one for one in space.parts}
     keys = [
         {

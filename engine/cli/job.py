@@ -81,6 +81,7 @@ def _facts(answer: Row, now: float) -> list[tuple[str, str]]:
         ("progress", _progress(answer["progress"], spec.get("stop") or {}) if job["kind"] != "infer" else ""),
         ("serving", fmt.serving(answer["serving"]) if answer.get("serving") else ""),
         ("input", fmt.shared_input(answer["shared_input"]) if answer.get("shared_input") else ""),
+        ("replicas", fmt.replicas(answer["replicas"]) if answer.get("replicas") else ""),
         ("silent", silence(answer["silent"], now)),
         ("expected", fmt.expectation(answer["expected"]) if answer.get("expected") else ""),
         ("GPUs", _gpus(job)),

@@ -42,6 +42,7 @@ SECTIONS: dict[str, dict[str, Lazy]] = {
         "top": Lazy("top:top", "Watch GPUs, running jobs and the queue, full screen."),
         "sql": Lazy("sql:sql", "Ask the database anything."),
         "schema": Lazy("sql:schema", "Describe the tables and views."),
+        "export": Lazy("export:export", "Export what jobs have reported, for other tools."),
         "report": Lazy("report:report", "Write plots and a page about what ran."),
     },
     "Studying": {

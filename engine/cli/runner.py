@@ -16,6 +16,7 @@ from .command import App, Command, Group, examples, pass_app
 from .jobref import NODE
 from .numbers import FiniteRange
 from .output import Answer, Column, json_option, print_table, state_style, write
+from .runner_ray import ray
 from .runner_slurm import slurm
 from .up import ADDRESS, LEAST_STAY, SLOT_MEMORY, runner_argv
 
@@ -111,6 +112,7 @@ def _leaving_at(given: str) -> float:
 
 
 runner.add_command(slurm)
+runner.add_command(ray)
 
 _NOW = click.option("--now", is_flag=True, help="Also stop its running jobs, each with its grace period; they are queued again.")
 

@@ -93,10 +93,10 @@ def _limit(given: str) -> float:
     least = slurm_runners.LEAD + 60.0 + LEAST_STAY
     try:
         if given.strip().isdecimal():
-            raise ValueError(f"{given!r} has no unit: {DURATION_FORMS.replace(' 30,', '')}")
+            raise ValueError(f"{given!r} has no unit; give {DURATION_FORMS}")  # to sbatch it would be minutes
         seconds = duration(given)
     except ValueError as error:
-        raise UsageError(f"--time: {error}") from None
+        raise UsageError(f"--time: {error}".replace(" 30, ", " ")) from None
     if seconds < least:
         early = (
             f"Slurm tells a pilot to leave {slurm_runners.LEAD:.0f} s before its limit or up to a minute earlier, so that its jobs can save"

@@ -44,6 +44,10 @@ class Folder(click.Path):
         return super().convert(value, param, ctx)
 
 
+ON_RAY = (
+    click.option("--on", type=click.Choice(["ray"]), help="As tasks of a Ray cluster, on whose nodes Stoker is installed."),
+    click.option("--ray-address", metavar="HOST:PORT", help="Its head (default: $RAY_ADDRESS, or that of this host)."),
+)
 _STUDY_OPTIONS = (
     click.option("-p", "--policy", "policies", type=PolicyName(), multiple=True, required=True, metavar="NAME[,KEY=VALUE]...",
                  help="Policy to simulate: one of 'stoker policy list', with keys of 'stoker policy show NAME', or your own as "
@@ -54,6 +58,7 @@ _STUDY_OPTIONS = (
                  help="Runs of each policy, of consecutive seeds; one where nothing is random."),
     click.option("--seed", type=click.IntRange(0, 2**31), default=0, show_default=True, help="The first seed."),
     click.option("-j", "--jobs", "processes", type=click.IntRange(1, 1024), metavar="N", help="Runs at a time (default: one a core)."),
+    *ON_RAY,
     click.option("--strict", is_flag=True, help="Jobs larger than the cluster are an error; else they are left out and counted."),
     click.option("--out", type=Folder(file_okay=False, path_type=Path), help="Write figures (PNG) and a page (index.html) there."),
     click.option("--study", "name", metavar="NAME",
@@ -140,15 +145,15 @@ def answer(app: App, study: Study, given: Mapping[str, Any], notes: Sequence[str
     ``notes`` were said of its jobs, and are for the report too; ``before`` is shown first, as what really happened.
     """
     from ..sim.results.record import averages
-    from ..sim.study import cores
 
     if given["out"]:
         _check_writable(given["out"])
+    head = on_ray(given)
     name = given["name"] or f"{study.workload.name} {_now()}"
     for words in sim_words.searches_ahead(study):
         note(words)
     keeper = None if given["no_store"] else Keeper(app, study, name)
-    runs, ended = _run(study, given["processes"] or cores(), keeper)
+    runs, ended = _run(study, given["processes"], keeper, head)
     shown = [*([before] if before else []), *runs]
     means = averages(shown)
     numbers = keeper.numbers if keeper else {}
@@ -180,26 +185,47 @@ def _now() -> str:
     return datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")
 
 
-def _run(study: Study, processes: int, keeper: Keeper | None) -> tuple[list[Recorded], signal.Signals | None]:
+def _run(study: Study, processes: int | None, keeper: Keeper | None, head: str | None) -> tuple[list[Recorded], signal.Signals | None]:
     """The runs that were done, in the order of the study, and the signal that kept it from doing all."""
     from ..sim import simulation_error as errors
     from ..sim.results.record import recorded
-    from ..sim.study import run_study
+    from ..sim.study import cores, run_study
+    from ..sim.study_on_ray import run_on_ray
 
     runs: list[Recorded] = []
     ended = None
     try:
-        with _signals(), _progress(study) as told, contextlib.closing(run_study(study, processes, told)) as coming:
-            for outcome in coming:
-                runs.append(recorded(study, outcome))
-                told(outcome.run, 1, 1)
-                if keeper is not None:
-                    keeper.add(runs[-1])
+        with _cluster(head) as ray, _signals(), _progress(study) as told:
+            coming = run_study(study, processes or cores(), told) if ray is None else run_on_ray(ray, study, processes)
+            with contextlib.closing(coming):
+                for outcome in coming:
+                    runs.append(recorded(study, outcome))
+                    told(outcome.run, 1, 1)
+                    if keeper is not None:
+                        keeper.add(runs[-1])
     except errors.Ended as error:
         ended = signal.Signals(error.number)
     except KeyboardInterrupt:  # the second one
         ended = signal.SIGINT
     return sorted(runs, key=lambda run: run.outcome.run.number), ended
+
+
+def on_ray(given: Mapping[str, Any]) -> str | None:
+    """Head of the cluster that is asked for, None: none is. Nothing is connected yet."""
+    if given["on"] is None:
+        if given["ray_address"]:
+            raise UsageError("--ray-address: goes with --on ray")
+        return None
+    from ..hosts.ray_runners import head
+
+    return head(given["ray_address"])
+
+
+def _cluster(head: str | None) -> contextlib.AbstractContextManager[Any]:
+    """The library of Ray, connected; None: no head was named."""
+    from ..hosts.ray_runners import connected
+
+    return contextlib.nullcontext() if head is None else connected(head)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 import shutil
@@ -179,13 +180,12 @@ def post_jobs(app: App, jobs: list[Any], dry_run: bool, with_snapshot: bool) -> 
 
     from ..spec.expand import submissions
     from ..spec.model import Submission
-    from ..spec.provenance import capture, snapshot
+    from ..spec.provenance import capture
 
     copied = None
     if with_snapshot and not dry_run:
-        copied = snapshot(_one_workdir(jobs), app.home.create().snapshots / uuid.uuid4().hex)
-        note(f"copied {copied.files} files, {fmt.size(copied.bytes)}")
-    origin = capture(sys.argv, Path.cwd(), client=__version__, snapshot=copied.path if copied else None)
+        copied = _snapshot(app, _one_workdir(jobs))
+    origin = capture(sys.argv, Path.cwd(), client=__version__, snapshot=copied)
     whole: dict[str, Any] = {"jobs": [], "schedules": [], "dry_run": dry_run}
     for group in submissions(jobs):
         body = msgspec.json.encode(Submission(jobs=group, provenance=origin, dry_run=dry_run))
@@ -193,6 +193,35 @@ def post_jobs(app: App, jobs: list[Any], dry_run: bool, with_snapshot: bool) -> 
         whole["jobs"] += answer["jobs"]
         whole["schedules"] += [answer["schedule"]] if answer["schedule"] is not None else []
     return whole
+
+
+def _snapshot(app: App, tree: Path) -> str:
+    """Copy a tree; where the copy is: with the daemon, by its digest, or what is too large for that in the home, on this host alone."""
+    from ..hosts.bundles import digest_of, send
+    from ..hosts.bundles import tree as whole
+    from ..spec.provenance import SENT_BYTES, SNAPSHOT_BYTES, snapshot
+
+    folder = app.home.create().snapshots / uuid.uuid4().hex
+    copied = snapshot(tree, folder, max_bytes=SENT_BYTES if app.client.url else SNAPSHOT_BYTES)
+    note(f"copied {copied.files} files, {fmt.size(copied.bytes)}")
+    if copied.bytes > SENT_BYTES:
+        note(f"that is more than {fmt.size(SENT_BYTES)}: only runners of this host can start the job")
+        return str(folder)
+    try:
+        add = whole(folder, hidden=True)
+        digest, size = digest_of(add)
+        kept = _send_piece(app, digest)
+        if not kept["whole"]:
+            send(add, kept["bytes"], lambda at, data: _send_piece(app, digest, at, data))
+            _send_piece(app, digest, size, last=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return f"sha256:{digest}"
+
+
+def _send_piece(app: App, digest: str, offset: int = 0, data: bytes = b"", *, last: bool = False) -> Any:
+    piece = {"digest": digest, "offset": offset, "data": base64.b64encode(data).decode(), "last": last}
+    return app.client.post("/v1/snapshots", piece, timeout=60.0)
 
 
 def _one_workdir(jobs: list[Any]) -> Path:

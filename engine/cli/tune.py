@@ -18,7 +18,7 @@ from .command import App, Command, examples, pass_app
 from .output import Answer, Column, Row, json_option, note, print_facts, print_table, section, write
 from .policy import PolicyName
 from .sim_options import DURATION
-from .simulating import parse_nodes
+from .simulating import ON_RAY, on_ray, parse_nodes
 
 if TYPE_CHECKING:
     from ...policies.autosched.search import Trial
@@ -48,12 +48,15 @@ _INSTEAD = "tune it when jobs wait, let it tune itself (stoker policy set POLICY
     "-p", "--policy", type=PolicyName(), metavar="NAME[,KEY=VALUE]...", help="With --trace: the policy, and what is in force of it."
 )
 @click.option("--at", type=DURATION, metavar="DURATION", help="With --trace: the moment, since its start (default: half of it).")
+@ON_RAY[0]
+@ON_RAY[1]
 @json_option
 @pass_app
 @examples(
     "stoker tune default --objective jct --dry-run",
     "stoker tune --trace week.csv -n 4x8 -p tiresias",
     "stoker tune --trace week.csv -n 4x8 -p tiresias,queues=2 --only threshold_1 --at 2d --json",
+    "stoker tune --trace week.csv -n 4x8 -p tiresias --on ray",
     "stoker tune history",
 )
 def tune(app: App, pool: str, **given: Any) -> Answer:
@@ -67,9 +70,9 @@ def tune(app: App, pool: str, **given: Any) -> Answer:
     only, ranges = tuple(given["only"]), _ranges(given["ranges"])
     if given["trace"] is not None:
         return _trace(app, given, only, ranges)
-    for option in ("nodes", "policy", "at", "learn"):
+    for option in ("nodes", "policy", "at", "learn", "on", "ray_address"):
         if given[option]:
-            raise UsageError(f"--{option}: goes with --trace; a pool has its own")
+            raise UsageError(f"--{option.replace('_', '-')}: goes with --trace; a pool has its own")
     body = {"pool": pool, "objective": given["objective"], "dry_run": given["dry_run"], "trials": given["trials"], "only": only,
             "ranges": ranges, "seed": given["seed"]}  # fmt: skip
     answer = app.client.post("/v1/tune", body)
@@ -108,14 +111,13 @@ def _trace(app: App, given: Mapping[str, Any], only: tuple[str, ...], ranges: Ma
 
     if given["nodes"] is None or given["policy"] is None:
         raise UsageError("--trace: needs the cluster and the policy too, such as -n 4x8 -p tiresias")
-    request, words = _request(app, given)
-    request = dataclasses.replace(request, only=only, ranges=ranges)
+    head = on_ray(given)
+    request, words = _request(app, given, only, ranges)
+    request = dataclasses.replace(request, ray=head)
     note(words)
     started = time.monotonic()
     try:
         found = find_apart(request, _told(given["trials"]))
-    except ValueError as error:
-        raise UsageError(str(error)) from None
     except SearchFailed as error:
         raise StokerError(str(error)) from None
     value = {**summary_of(found, request), "simulated": True, "trace": given["trace"], "at": request.situation.view.now, "applied": False,
@@ -123,7 +125,7 @@ def _trace(app: App, given: Mapping[str, Any], only: tuple[str, ...], ranges: Ma
     return Answer(value, lambda: _show(value))
 
 
-def _request(app: App, given: Mapping[str, Any]) -> tuple[Request, str]:
+def _request(app: App, given: Mapping[str, Any], only: tuple[str, ...], ranges: Mapping[str, tuple[float, float]]) -> tuple[Request, str]:
     """The moment of the trace, and the words on what is expected then."""
     from ..autosched.learning import Past
     from ..autosched.moment_of_trace import DailyPredictor, situation_of, stand_at
@@ -153,10 +155,12 @@ def _request(app: App, given: Mapping[str, Any]) -> tuple[Request, str]:
     pools = {job.key: job.pool or "" for job in trace.jobs}
     vcs = [pools.get(key, "") for key in workload.key]
     situation, words = situation_of(simulation, choice.policy, Options(), DailyPredictor() if given["learn"] else None, vcs)
-    request = Request(situation, choice.config, given["objective"], given["trials"], seed=given["seed"])
-    if given["learn"]:
-        request = dataclasses.replace(request, learn=Past(workload, cluster, at))
-    return request, words
+    learn = Past(workload, cluster, at) if given["learn"] else None
+    asked = given["objective"], given["trials"]
+    try:
+        return Request.of(situation, choice.config, *asked, only=only, ranges=ranges, seed=given["seed"], learn=learn), words
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def _told(trials: int) -> Any:

@@ -9,13 +9,15 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from ...policies.contract import precedence
-from ..protocol import Assignment, Assignments
+from ..hosts.places import Places, places_of
+from ..protocol import Assignment, Assignments, Fetch, Replica, ReplicaGroup, SendCheckpoint
 from ..store.store import Store
 
 RENDEZVOUS_BASE = 29500  #: ports that the first node of a gang tries first
@@ -61,10 +63,15 @@ class Board:
             for node, backbone in self._store.rows("policy/kept_backbones"):
                 kept[node].append(backbone)
             changed = []
+            send: dict[str, list[SendCheckpoint]] = defaultdict(list)
+            for node, job, after, checkpoints, at_most in self._store.rows("policy/wanted_checkpoints"):
+                send[node].append(SendCheckpoint(job=job, after=after, checkpoints=checkpoints, at_most=at_most))
             for node, leaving, draining in self._store.rows("policy/leaving"):
                 shutdown = "stop" if leaving else None
                 warm = [] if draining else kept[node]
-                now = Assignments(version=0, leases=wanted.get(node, []), shutdown=shutdown, draining=draining, warm=warm)
+                now = Assignments(
+                    version=0, leases=wanted.get(node, []), shutdown=shutdown, draining=draining, warm=warm, send=send[node]
+                )  # fmt: skip
                 before = self._answers.get(node)
                 if before is None or msgspec.structs.replace(before, version=0) != now:
                     version = (before.version if before else self._base) + 1
@@ -97,11 +104,27 @@ class Board:
                 "input": shared and f"{owner}/{shared}",
             }  # fmt: skip
             self._sources[lease] = _Source(source, place, run_dir and str(Path(run_dir).parent / "checkpoints"))
+        grouped = [lease for lease, held in leases.items() if self._terms[lease]["spec"].get("replicas") and not held[0]["profile"]]
+        groups = _groups(self._store.objects("policy/replica_groups", grouped)) if grouped else {}
         wanted: dict[str, list[Assignment]] = defaultdict(list)
+        fetched = self._fetched([held[0]["job"] for held in leases.values() if any(map(_is_elsewhere, held))])
         for lease, held in leases.items():
-            for node, part in _parts(held, self._terms[lease], self._sources[lease]):
+            given = fetched.get(held[0]["job"]), groups.get(lease)
+            for node, part in _parts(held, self._terms[lease], self._sources[lease], *given):
                 wanted[node].append(part)
         return wanted
+
+    def _fetched(self, jobs: Sequence[int]) -> dict[int, Fetch]:
+        """With which checkpoints jobs begin that lie elsewhere."""
+        if not jobs:
+            return {}
+        places = places_of(self._store.rows("policy/nodes"))
+        return {
+            job: Fetch(
+                lies=places.lies(place, step), size=size, digest=bundle or "", refused="" if bundle else _refusal(places, place, not_sent)
+            )
+            for job, place, bundle, not_sent, step, size in self._store.rows("policy/fetched", jobs)
+        }
 
     def _wake(self, nodes: list[str]) -> None:
         for node in nodes:
@@ -149,12 +172,53 @@ class _Source:
     directory: str | None  #: of its checkpoints on the host where it ran last
 
 
-def _parts(held: Sequence[dict[str, Any]], terms: dict[str, Any], source: _Source) -> Iterator[tuple[str, Assignment]]:
+def _is_elsewhere(node: dict[str, Any]) -> bool:
+    """Whether a part of a lease that has not begun is on a node that cannot read the job's checkpoints."""
+    read = (node["shared_place"], *node["home_places"])
+    return node["place"] is not None and not node["profile"] and not node["begun"] and node["place"] not in read
+
+
+def _refusal(places: Places, place: str, not_sent: str | None) -> str:
+    """Why checkpoints will not come from where they lie; empty: they will."""
+    return not_sent or ("" if places.present(place) else "no runner is there to send it")
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The word on a group of replicas, and over how many hosts it goes."""
+
+    word: ReplicaGroup
+    hosts: int
+
+
+def _groups(rows: Sequence[dict[str, Any]]) -> dict[int, _Group]:
+    """Of each lease that is in a group, that group. ``rows``: of ``policy/replica_groups``."""
+    found: dict[int, _Group] = {}
+    for number, held in groupby(rows, key=lambda row: row["group"]):
+        members = list(held)
+        leases = [row["lease"] for row in members]
+        word = ReplicaGroup(
+            group=number,
+            epoch=members[0]["epoch"],
+            members=[Replica(lease=row["lease"], index=row["place"], address=_meeting(row) if row["port"] else "") for row in members],
+            founder=min(leases),
+            stepped=[row["lease"] for row in members if row["stepped"]],
+            done=members[0]["done"],
+        )
+        found |= dict.fromkeys(leases, _Group(word, len({(row["host"], row["boot_id"]) for row in members})))
+    return found
+
+
+def _parts(
+    held: Sequence[dict[str, Any]], terms: dict[str, Any], source: _Source, fetched: Fetch | None, group: _Group | None
+) -> Iterator[tuple[str, Assignment]]:
     """What each node gets of one lease; ``held`` are its GPUs in the order of ranks. Parts that have exited are no longer wanted."""
     lease = held[0]
     nodes = list(dict.fromkeys(row["node"] for row in held))
     hosts = len({(row["host"], row["boot_id"]) for row in held})
-    meeting = _rendezvous(lease) if len(nodes) > 1 else ""
+    if group is not None:
+        hosts = group.hosts
+    meeting = _meeting(lease) if len(nodes) > 1 or group is not None else ""
     for rank, node in enumerate(nodes):
         own = [row for row in held if row["node"] == node]
         if own[0]["exited"]:
@@ -172,12 +236,14 @@ def _parts(held: Sequence[dict[str, Any]], terms: dict[str, Any], source: _Sourc
                 rendezvous=meeting if lease["taken_up"] or not rank else "",
                 hosts=hosts,
                 checkpoints=_shared(own[0], lease["job"], lease["place"]),
+                fetch=fetched if _is_elsewhere(own[0]) else None,
                 begin_from=_begin_from(own[0], source),
                 resume=max(lease["attempt"] - 1, 0),
                 profile=lease["profile"],
                 share=lease["share"],
                 priority=precedence(lease["kind"], lease["priority"]),
                 stop=lease["stop"],
+                replicas=None if group is None else group.word,
                 **terms,
             ),
         )
@@ -196,6 +262,6 @@ def _begin_from(node: dict[str, Any], source: _Source) -> str | None:
     return _shared(node, source.job, source.place) or f"{node['home']}/jobs/{source.job}/checkpoints"
 
 
-def _rendezvous(first: dict[str, Any]) -> str:
-    """Where the ranks of a gang meet: the port is the first node's choice; until it has told that, the one to try first."""
+def _meeting(first: dict[str, Any]) -> str:
+    """Where the ranks of a gang meet, or a replica answers: the port is the node's choice; until it has told that, the one to try first."""
     return f"{first['address']}:{first['port'] or RENDEZVOUS_BASE + first['lease'] % 1000}"

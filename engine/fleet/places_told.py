@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
-from ..protocol import PlaceTold
+from ..errors import Stale, StokerError
+from ..protocol import CheckpointSent, PlaceTold
 from ..store.transaction import Transaction
 
 
@@ -26,8 +28,45 @@ def take_place(tx: Transaction, node: str, told: PlaceTold) -> None:
     tx.touch("nodes", "leases", "queue")
 
 
-def saved_on(tx: Transaction, jobs: Mapping[int, tuple[str, str]]) -> None:
-    """Jobs have saved on runners: their newest checkpoints lie in the places of these, or in those that they name ('': in none)."""
+def saved_on(tx: Transaction, jobs: Mapping[int, tuple[str, str]], sizes: Mapping[int, int] = MappingProxyType({})) -> None:
+    """Jobs have saved on runners: their newest checkpoints lie in the places of these, or in those that they name ('': in none).
+
+    Whatever the daemon has of earlier ones is of no use any more. ``sizes``: of what they have saved, bytes.
+    """
     nodes, told = ([where[i] for where in jobs.values()] for i in (0, 1))
     rows = tx.execute("places_of_saved", list(jobs), nodes, told) if jobs else []
-    tx.update("jobs", ["id"], [{"id": job, "place": place} for job, before, place in rows if before != place])
+    tx.update("jobs", ["id"], [
+        {"id": job, "place": place, "bundle": None, "not_sent": None, "saved_bytes": sizes.get(job)}
+        for job, before, place, more in rows if before != place or more or job in sizes])  # fmt: skip
+
+
+def take_sent(tx: Transaction, batch: Sequence[CheckpointSent]) -> Sequence[StokerError | None]:
+    """Checkpoints were sent to the daemon, or could not be: so other hosts may begin with them, or their jobs wait for their own."""
+    sessions, answers = dict(tx.execute("sessions")), list[StokerError | None]()
+    for sent in batch:
+        if sessions.get(sent.node) != sent.session:
+            answers.append(Stale(f"runner {sent.node}: another agent has registered under this name since"))
+            continue
+        answers.append(None)
+        if not tx.execute("still_wanted", sent.job, sent.node, sent.after):
+            continue  # it has saved anew since, or was told before
+        changes = {"bundle": sent.digest, "not_sent": None if sent.digest else sent.refused or "its runner does not say why"}
+        tx.update("jobs", ["id"], [{"id": sent.job, **changes}])
+        tx.touch("leases", "queue")
+    return answers
+
+
+def drop_bundle(tx: Transaction, batch: Sequence[str]) -> Sequence[None]:
+    """The daemon has lost what runners have sent."""
+    jobs = [job for (job,) in tx.execute("jobs_of_bundles", list(batch))]
+    tx.update("jobs", ["id"], [{"id": job, "bundle": None} for job in jobs])
+    if jobs:
+        tx.touch("leases", "queue")
+    return [None] * len(batch)
+
+
+def fetch_at_most(tx: Transaction, batch: Sequence[int]) -> Sequence[None]:
+    """The bound of size that the configuration has: all runners that fetch know it from now on."""
+    nodes = [node for (node,) in tx.execute("fetching_nodes")]
+    tx.update("nodes", ["id"], [{"id": node, "fetch_at_most": bound} for bound in batch[-1:] for node in nodes])
+    return [None] * len(batch)

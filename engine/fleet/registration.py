@@ -13,7 +13,7 @@ import msgspec
 from ..errors import Conflict, Stale, StokerError, UsageError
 from ..estimation.speeds import Measured, learn_speeds
 from ..jobs.begin_from import first_saved
-from ..jobs.leases import EXCLUSIVE, Stop, end, exclude, stop
+from ..jobs.leases import EXCLUSIVE, HOST_LACKS, Stop, end, exclude, stop
 from ..jobs.model_profiles import keep_part_times
 from ..jobs.moves import Move, move
 from ..jobs.outcomes import End
@@ -65,6 +65,7 @@ def hello(tx: Transaction, batch: Sequence[Hello]) -> Sequence[int | StokerError
         last_seen = known["last_seen"] if known else tx.now
         _exit(tx, {(lease, message.node): _lost(lease, last_seen, "its runner has lost its run directory") for lease in gone})
         _try_again(tx, message.node)
+        tx.update("jobs", ["id"], [{"id": job, "not_sent": None} for (job,) in tx.execute("not_sent_from", message.node)])
         answers.append(session)
     tx.touch("nodes", "leases", "queue")
     return answers
@@ -78,6 +79,7 @@ def _register(tx: Transaction, message: Hello, session: int, known: dict[str, An
             "home": message.home, "version": message.version, "session": session, "state": kept, "address": message.address,
             "joined_at": tx.now, "last_seen": tx.now, "leaving": False,
             "place": message.place, "shared_place": None, "checkpoints": None,
+            "fetch_at_most": message.fetch_at_most, "fence_after": message.fence_after,
             "leaves_at": None if message.leaves_in is None else tx.now + message.leaves_in}  # fmt: skip
     tx.upsert("nodes", ["id"], [node])
     tx.delete("pilots", "node_id", [message.node])
@@ -361,9 +363,9 @@ def _take_updates(tx: Transaction, batch: Sequence[tuple[str, WorkerUpdate]], li
             continue
         row = workers.setdefault((update.lease, node), {"lease_id": update.lease, "node_id": node})
         row.update(state=update.state, pid=update.pid, pid_started=update.pid_started, boot_id=update.boot_id, run_dir=update.run_dir)
-        if update.state == "starting" and len(part.lease.nodes) > 1:
+        if update.state == "starting" and update.port is not None:
             row["port"] = update.port
-            tx.touch("leases")  # the other nodes of the gang wait for it
+            tx.touch("leases")  # the other nodes of the gang wait for it, or the other replicas
         if update.state == "running":
             row["started_at"] = update.ts
         if changes := _advance(update, part.lease):
@@ -413,12 +415,13 @@ def _exit(
     )  # fmt: skip
     lacking: dict[int, dict[str, str]] = {}
     for (lease, node), update in exits.items():
-        if update.outcome == "start-failed" and update.host_at_fault:
+        if update.outcome in HOST_LACKS and update.host_at_fault:
             lacking.setdefault(live[lease, node].lease.job, {})[node] = _short(update.message) or ""
     exclude(tx, lacking)
     saved = {live[part].lease.job: (part[1], update) for part, update in exits.items()
              if update.saved and part in live and not live[part].lease.profile}  # fmt: skip
-    saved_on(tx, {job: (node, update.place or "") for job, (node, update) in saved.items()})
+    saved_on(tx, {job: (node, update.place or "") for job, (node, update) in saved.items()},
+             {job: update.saved or 0 for job, (_, update) in saved.items()})  # fmt: skip
     ends = {}
     for lease, outcomes, codes, messages, why, at, nodes in tx.execute("finished_leases", sorted({lease for lease, _ in exits})):
         worst = min(range(len(outcomes)), key=lambda i: (SEVERITY.index(outcomes[i]), codes[i] == 0))

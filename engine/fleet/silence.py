@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from ..errors import Conflict, NotFound, Stale
 from ..identity import Process, alive, boot_id
 from ..store.store import Store
 from .registration import NodeChange, change_node, seen
 
+#: seconds after the last grace of its jobs before what a silent runner has stopped is begun elsewhere: its supervisors kill for 30 s
+MARGIN = 45.0
+GRACE = 30.0  #: seconds, of specs that do not say
 SILENT_AFTER = 60.0  #: seconds without a word after which a runner is suspect
 
 
@@ -67,6 +70,7 @@ class Fleet:
         with self._lock:
             heard, states = dict(self._heard), dict(self._states)
         self._store.write(seen, {node: max(now - at, 0.0) for node, at in heard.items()})
+        self._begin_elsewhere(now, heard)
         busy = {row[0] for row in self._store.rows("api/busy_nodes")}
         for node, state in states.items():
             silent = now - heard.get(node, self._began)
@@ -76,6 +80,13 @@ class Fleet:
                 self._mark(node, "up", "it is heard again")
             elif state == "draining" and node not in busy:
                 self._mark(node, "drained", "its last job has left")
+
+    def _begin_elsewhere(self, now: float, heard: Mapping[str, float]) -> None:
+        """What silent runners had has been stopped there, where they do so by themselves: it need not wait for a person."""
+        for node, limit in self._store.rows("api/fenced_nodes", GRACE):
+            silent = now - heard.get(node, self._began)
+            if silent > limit + MARGIN and self._alive_here(node, "api/worker_processes") is None:
+                self._mark(node, "gone", f"silent for {silent:.0f} s: by now it has stopped its jobs by itself (runners.fence_after)")
 
     def _mark(self, node: str, state: str, reason: str) -> None:
         """Unless it has stopped, or been changed by somebody, since the look: the next one sees what it is then."""
@@ -106,9 +117,9 @@ class Fleet:
             raise Conflict(f"its process {pid} is alive on this host")
         self._store.write(change_node, NodeChange(node, "gone", "daemon", why, session=session), urgent=True)
 
-    def _alive_here(self, node: str) -> int | None:
+    def _alive_here(self, node: str, processes: str = "api/node_processes") -> int | None:
         """A process of a runner that lives on this host."""
-        rows = self._store.rows("api/node_processes", node)
+        rows = self._store.rows(processes, node)
         return next((int(pid) for pid, started, boot in rows if boot == boot_id() and alive(Process(pid, started))), None)
 
     def _require(self, node: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...policies.contract import SWITCHED
 from .. import format as fmt
-from ..hosts.places import lacks, places_of
+from ..hosts.places import Saved, checkpoint, lacks, places_of, too_short
 from ..jobs.leases import EXCLUSIVE
 from ..jobs.moves import WAITING
 from ..jobs.states import FINAL, State
@@ -50,6 +50,7 @@ def explain(
         "summary": _summary(row, waiting)
         + _never_joined(store, row, waiting)
         + _place(store, row, waiting)
+        + _fetching(store, row)
         + _guard(waiting, held)
         + (f"; {ahead['words']}" if ahead else "")
         + _unpacked(store, kept)
@@ -59,6 +60,7 @@ def explain(
         + _start(store, row)
         + (_serving(store, job) if row["kind"] == SERVES else "")
         + _input(store, job)
+        + _replicas(store, row)
         + (_deadlines_ahead(store, row, waiting) if deadlines_first(row["pool"]) else ""),
         "waiting": waiting,
         "guard": None if held is None else {"reason": held.text, "until": held.until if math.isfinite(held.until) else None},
@@ -97,7 +99,11 @@ def _never_joined(store: Store, row: dict[str, Any], waiting: dict[str, Any] | N
 
 def _place(store: Store, row: dict[str, Any], waiting: dict[str, Any] | None) -> str:
     """Of a job that waits: where its checkpoint lies, unless all runners read it, and where it could not be started."""
-    if row["lease_id"] is not None or row["state"] in FINAL or (waiting is not None and waiting["code"] in ("place", "excluded")):
+    if (
+        row["lease_id"] is not None
+        or row["state"] in FINAL
+        or (waiting is not None and waiting["code"] in ("place", "excluded", "leaving"))
+    ):
         return ""
     lacked = f"; not tried again on {lacks(row['excluded'])}" if row["excluded"] else ""
     job = row["id"] if row["place"] else row["begin_from"]
@@ -107,12 +113,32 @@ def _place(store: Store, row: dict[str, Any], waiting: dict[str, Any] | None) ->
         return lacked
     steps = dict(store.rows("policy/saved_steps", [job]))
     words = places.lies(found[0][1], steps.get(job))
-    return f"; {words if job == row['id'] else f'it begins with job {job}: {words}'}{lacked}"
+    if job != row["id"]:
+        return f"; it begins with job {job}: {words}{lacked}"
+    size = math.nan if row["saved_bytes"] is None else row["saved_bytes"]
+    return f"; {words}{places.stays(Saved(found[0][1], size=size, not_sent=row['not_sent']))}{lacked}"
+
+
+def _fetching(store: Store, row: dict[str, Any]) -> str:
+    """Of a job that has not begun: the checkpoint that it fetches."""
+    if row["state"] not in (State.ASSIGNED, State.STARTING) or row["place"] is None:
+        return ""
+    places = places_of(store.rows("policy/nodes"))
+    if all(row["place"] in places.reads[node] for (node,) in store.rows("api/nodes_of_lease", row["lease_id"])):
+        return ""
+    step = dict(store.rows("policy/saved_steps", [row["id"]])).get(row["id"])
+    return f"; fetches {checkpoint(step)} from {places.hosts(row['place'])}{' by the daemon, which has it' if row['bundle'] else ''}"
 
 
 def _leaving(store: Store, row: dict[str, Any]) -> str:
     """Which of the runners that matter to a job hand their nodes back, and when."""
     found = [] if row["state"] in FINAL else store.rows("api/leaving", row["id"])
+    if found and row["lease_id"] is None and store.rows("policy/saves_nothing", [row["id"]]):
+        ((takes,),) = store.rows("api/duration_of", row["id"])
+        places = places_of(store.rows("policy/nodes"))
+        words = "" if takes is None else too_short([node for node, _ in found], takes, places, time.time())
+        if words:
+            return f"; {words}"
     return "".join(f"; {node} leaves {fmt.relative(at, time.time())}" for node, at in found)
 
 
@@ -135,6 +161,21 @@ def shared_input(store: Store, job: int) -> dict[str, Any] | None:
     """With whom it shares its input, and what came of it; None: it does not."""
     found = objects(store, "api/shared_input", job)
     return found[0] if found else None
+
+
+def replicas(store: Store, job: int) -> dict[str, Any] | None:
+    """How the group of replicas that it is in stands; None: it is in none."""
+    found = objects(store, "api/replicas", job)
+    return found[0] if found else None
+
+
+def _replicas(store: Store, row: dict[str, Any]) -> str:
+    """Of a replica: how its group stands, and what it waits for itself."""
+    found = replicas(store, row["id"])
+    if found is None:
+        return ""
+    waits = row["state"] == State.RUNNING and not found["members"]
+    return f"; replicas: {fmt.replicas(found)}" + ("; this one waits for others: 'stoker logs' tells for whom" if waits else "")
 
 
 def _input(store: Store, job: int) -> str:

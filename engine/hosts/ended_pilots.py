@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import Conflict, StokerError
+from ..errors import Conflict, Stale
 from ..fleet.silence import Fleet
 from ..jobs.notes import Note, note
 from ..store.store import Store
@@ -43,7 +43,8 @@ class EndedPilots:
 
     def _look(self, rows: Sequence[tuple[Any, ...]]) -> None:
         known = {(pilot.cluster, str(pilot.job)): pilot for pilot in slurm_runners.queue()}
-        self._store.write(pilots_seen, [node for node, _, cluster, job, _, seen in rows if not seen and (cluster, job) in known])
+        if fresh := [node for node, _, cluster, job, _, seen in rows if not seen and (cluster, job) in known]:
+            self._store.write(pilots_seen, fresh)
         ended: dict[str, tuple[int, str, str]] = {}
         for node, session, cluster, job, host, seen in rows:
             pilot = known.get((cluster, job))
@@ -65,7 +66,9 @@ class EndedPilots:
                 continue
             try:
                 self._fleet.ended(node, session, why)
-            except StokerError as error:
+            except Stale:
+                pass  # it serves in another pilot
+            except Conflict as error:
                 self._tell(node, f"{why}; {error}")
 
     def _tell(self, node: str, words: str) -> None:

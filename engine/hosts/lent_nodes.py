@@ -34,9 +34,7 @@ def token_for_runners(client: Client, file: str | None) -> str:
     client.token = token
     role = client.get("/v1/status").get("role")
     if role != "runner":
-        raise UsageError(
-            f"the token is one of role {role}, and is read on every host: make one with 'stoker token create --role runner NAME'"
-        )
+        raise UsageError(f"the token has role {role}, and every host reads it: make one with 'stoker token create --role runner NAME'")
     return token
 
 

@@ -1,4 +1,4 @@
-"""The place of a job: its checkpoint lies in one, and only runners that can read that place may start it.
+"""The place of a job: its checkpoint lies in one, and only runners that can read that place, or fetch the checkpoint, may start it.
 
 A place is a directory, by the name that stands in it: runners that share a home, or a directory of `[runners] checkpoints`, tell the same.
 """
@@ -8,14 +8,27 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from ...policies.contract import Floats, Gpus, Need, Nodes, Strings
+from ...policies.contract import Bools, Floats, Gpus, Need, Nodes, Strings
+from .. import format as fmt
 
 Columns = Mapping[str, np.ndarray[Any, Any]]
 THERE = ("up", "draining", "drained")  #: states of runners of which nothing more is to be said
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The checkpoints of a job, or of another one with which it begins."""
+
+    place: str
+    own: bool = True
+    size: float = float("nan")  #: bytes, NaN: not told
+    handed_on: bool = False  #: the daemon has them
+    not_sent: str | None = None  #: why it could not get them
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,22 +37,54 @@ class Places:
 
     state_of: Mapping[str, str]  #: of every runner that ever was
     reads: Mapping[str, Collection[str]]  #: places whose checkpoints it reads
+    leaves: Mapping[str, float]  #: when it hands its node back (s since the epoch), of those that do
+    fetches: Mapping[str, int | None]  #: bytes of a checkpoint that it fetches from another place at most, None: its version does not
 
     def where(self, place: str) -> list[str]:
         """Runners that have it, those that have gone too."""
         return sorted(node for node, places in self.reads.items() if place in places)
 
+    def present(self, place: str) -> bool:
+        """Whether somebody is there who can send what lies there."""
+        return any(self.state_of[node] in THERE and self.fetches[node] is not None for node in self.where(place))
+
     def lies(self, place: str, step: int | None) -> str:
         """Where it is, in words, and what that means to other hosts."""
+        return f"{checkpoint(step)} lies on {self.hosts(place)}"
+
+    def hosts(self, place: str) -> str:
+        """Runners that have it, and what became of them."""
         nodes = [f"{node} ({self.state_of[node]})" if self.state_of[node] not in THERE else node for node in self.where(place)]
-        saved_at = "" if step is None else f" at step {step}"
-        return f"its checkpoint{saved_at} lies on {', '.join(nodes) or 'a runner that is not known any more'}"
+        return ", ".join(nodes) or "a runner that is not known any more"
+
+    def fetchers(self, saved: Saved, nodes: Strings) -> Bools:
+        """Which nodes can fetch a checkpoint; none where nobody can send it."""
+        if not saved.own or saved.not_sent or not (saved.handed_on or self.present(saved.place)):
+            return np.zeros(len(nodes), dtype=bool)
+        most = np.array([self.fetches.get(name) or 0 for name in nodes])
+        return np.asarray((most > 0) & ~(most < saved.size))
+
+    def stays(self, saved: Saved) -> str:
+        """Why a checkpoint goes to no other host, in words that follow where it lies; empty: it could, or it is not known."""
+        if saved.not_sent:
+            return f", from where it cannot be fetched: {saved.not_sent}"
+        most = max((bound for bound in self.fetches.values() if bound is not None), default=None)
+        if saved.own and most is not None and saved.size > most:
+            size, bound = saved.size / 2**20, most / 2**20
+            return f", and is too large to be fetched ({size:.1f} MiB, runners.fetch_at_most is {bound:.1f} MiB)"
+        return ""
+
+
+def checkpoint(step: int | None) -> str:
+    return "its checkpoint" + ("" if step is None else f" at step {step}")
 
 
 def places_of(nodes: Iterable[Sequence[Any]]) -> Places:
     """Of the query ``policy/nodes``."""
     rows = [tuple(row) for row in nodes]
-    return Places({node: state for node, state, _ in rows}, {node: told.split("\n") for node, _, told in rows})
+    fetches = {row[0]: None if row[3] is None or row[3] != row[3] else int(row[3]) for row in rows}
+    leaves = {row[0]: float(row[4]) for row in rows if row[4] is not None and row[4] == row[4]}
+    return Places({row[0]: row[1] for row in rows}, {row[0]: row[2].split("\n") for row in rows}, leaves, fetches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,25 +93,44 @@ class Closed:
 
     need: Floats | None = None  #: see `Jobs.need`
     needs: list[Need] = field(default_factory=list)
-    #: rows for whom there are too few GPUs, and the place of their checkpoint; None: they have none, and could not be started
-    nowhere: dict[int, str | None] = field(default_factory=dict)
+    #: rows for whom there are too few GPUs, and their checkpoint; None: they have none, and could not be started
+    nowhere: dict[int, Saved | None] = field(default_factory=dict)
 
 
-def closed(jobs: Columns, memory: Floats, saved: Mapping[int, str], gpus: Gpus, nodes: Nodes, places: Places) -> Closed:
-    """``saved``: places of checkpoints of rows, their own or those with which they begin; ``memory``: of each row, bytes a GPU."""
+def closed(
+    jobs: Columns,
+    memory: Floats,
+    saved: Mapping[int, Saved],
+    gpus: Gpus,
+    nodes: Nodes,
+    places: Places,
+    free: Bools,
+    lasts: Mapping[int, float] = MappingProxyType({}),
+) -> Closed:
+    """``saved``: checkpoints of rows, their own or those with which they begin; ``memory``: of each row, bytes a GPU; ``free``: GPUs;
+    ``lasts``: when rows would end that lose everything when they are stopped (s since the epoch).
+
+    A job goes on where its checkpoint is, while there is room. Where there is none it may start on any node that can fetch it.
+    """
     names: Strings = nodes.id
     held, wanted = jobs["lease_id"], jobs["gpus_min"]
     excluded = {row: set(json.loads(text)) for row, text in enumerate(jobs["excluded"]) if text}
     found, index, need = Closed(), dict[tuple[float, bytes], int](), None
     there = np.bincount(gpus.node, minlength=len(names))
-    wanted_places = set(saved.values())
+    room = np.bincount(gpus.node[free & gpus.usable], minlength=len(names))
+    wanted_places = {one.place for one in saved.values()}
     reads = {place: np.array([place in places.reads.get(name, ()) for name in names], dtype=bool) for place in wanted_places}
-    for row in sorted(saved.keys() | excluded.keys()):
+    leaves = np.array([places.leaves.get(name, np.inf) for name in names])
+    for row in sorted(saved.keys() | excluded.keys() | lasts.keys()):
         allowed = np.ones(len(names), dtype=bool)
-        if row in saved:
-            allowed &= reads[saved[row]]
         if row in excluded:
             allowed &= ~np.isin(names, list(excluded[row]))
+        if row in lasts:
+            allowed &= leaves >= lasts[row]
+        if row in saved:
+            near = allowed & reads[saved[row].place]
+            stays = held[row] or room[near].sum() >= wanted[row]
+            allowed = near if stays else near | (allowed & places.fetchers(saved[row], names))
         if allowed.all():
             continue
         if not held[row] and there[allowed].sum() < min(wanted[row], there.sum()):
@@ -80,11 +144,22 @@ def closed(jobs: Columns, memory: Floats, saved: Mapping[int, str], gpus: Gpus, 
     return Closed(need, found.needs, found.nowhere)
 
 
-def reason(job: int, place: str | None, step: int | None, excluded: str | None, places: Places) -> tuple[str, str]:
+def reason(job: int, saved: Saved | None, step: int | None, excluded: str | None, places: Places) -> tuple[str, str]:
     """Code and words of why a job can start on no node that is there."""
-    if place is not None:
-        return "place", f"{places.lies(place, step)}; 'stoker move {job} --restart' gives it up and begins anew elsewhere"
+    if saved is not None:
+        lies = f"{places.lies(saved.place, step)}{places.stays(saved)}"
+        lies += f"; could not be started on {lacks(excluded)}" if excluded else ""
+        return "place", f"{lies}; 'stoker move {job} --restart' gives it up and begins anew elsewhere"
     return "excluded", f"could not be started on {lacks(excluded)}"
+
+
+def too_short(names: Iterable[str], takes: float, places: Places, now: float) -> str:
+    """Why a job that loses everything when it is stopped is not begun on nodes that leave before it could end; empty: there are none."""
+    soon = {node: at for node in names if (at := places.leaves.get(node, np.inf)) < now + takes and places.state_of[node] == "up"}
+    if not soon:
+        return ""
+    leaving = ", ".join(f"{node}, which leaves {fmt.relative(at, now)}" for node, at in sorted(soon.items()))
+    return f"takes {fmt.duration(takes)}, saves nothing, and so is not begun on {leaving}"
 
 
 def lacks(excluded: str | None) -> str:

@@ -59,8 +59,10 @@ else
   echo {unreadable} >&2
   code=2
 fi
-# A runner that cannot serve here at all would only be refused again.
-if [ "$code" -ne 0 ] && [ "$code" -lt 128 ] || [ -z "$told" ] && [ "$code" -ne 0 ] && [ "$SECONDS" -lt 60 ]; then
+# A runner that refuses to serve, or dies at once, would do so again; one that was killed later would not.
+refuses=; [ "$code" -ge 1 ] && [ "$code" -lt 128 ] && refuses=1
+[ "$code" -ge 128 ] && [ -z "$told" ] && [ "$SECONDS" -lt 60 ] && refuses=1
+if [ -n "$refuses" ]; then
   echo "the runner ended with $code: no successor is wanted" >&2
   [ -z "$next" ] || scancel "$next"
 fi
@@ -272,8 +274,8 @@ def _environment() -> dict[str, str]:
 
 
 def _said(tool: str, text: str) -> str:
-    """The first complaint of a command, without its own name."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    """The complaint of a command that ended it, else its first, without its own name."""
+    lines = sorted((line.strip() for line in text.splitlines() if line.strip()), key=lambda line: " fatal: " not in line)
     return re.sub(rf"^{tool}: (error: |fatal: )?", "", lines[0]) if lines else ""
 
 

@@ -13,6 +13,8 @@ from .moves import Move, move
 from .owners import require_own
 from .states import FINAL, State
 
+#: of a job: nothing is known of checkpoints of it
+GIVEN_UP = dict.fromkeys(("place", "saved_bytes", "bundle", "not_sent"))
 Job = dict[str, Any]  #: a row of `controlled_jobs`
 
 
@@ -100,7 +102,7 @@ def _move(tx: Transaction, jobs: Sequence[Job], request: Control) -> dict[int, s
     messages |= {job["id"]: "is bound to no place: it may start on any runner" for job in jobs
                  if job["id"] not in messages and job["place"] is None and job["excluded"] is None}  # fmt: skip
     moved = [job["id"] for job in jobs if job["id"] not in messages]
-    tx.update("jobs", ["id"], [{"id": job, "place": None, "excluded": None} for job in moved])
+    tx.update("jobs", ["id"], [{"id": job, "excluded": None, **GIVEN_UP} for job in moved])
     tx.update("progress", ["job_id"], [{"job_id": job, "step": 0, "checkpoint_step": None} for job in moved])
     for job in moved:
         tx.event("job.move", request.user, job=job, reason="its checkpoint is given up: it may start on any runner")

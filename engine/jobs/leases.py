@@ -18,6 +18,8 @@ from .moves import Move, move
 from .outcomes import SERVED_WELL, End, judge
 from .states import FINAL, State
 
+#: outcomes of a lease that was not started for want of something on its host
+HOST_LACKS = ("start-failed", "lost")
 EXCLUSIVE = "exclusive"  #: of `leases.share`, as the policies' contract has it
 #: kinds of sharing, as there too, and what makes a lease share its GPUs so from now on
 REASONS = {"packed": "another job is packed on its GPUs", "switched": "another job takes turns with it on its GPUs"}
@@ -138,16 +140,20 @@ def end(tx: Transaction, ends: Mapping[int, End]) -> None:
     """End leases whose workers are all gone, and decide for each what becomes of its job."""
     if not ends:
         return
-    moves, leases, alone, again = [], [], [], []
+    moves, leases, alone, again, replicas = [], [], [], [], []
     ending = tx.objects("ending_leases", list(ends))
     moments = {lease["id"]: _moment(ends[lease["id"]], lease, tx.now) for lease in ending}
     divided = _divided(tx, {lease["id"]: moments[lease["id"]] for lease in ending if lease["share"] != EXCLUSIVE})
-    lacking = [lease["job_id"] for lease in ending if ends[lease["id"]].outcome == "start-failed" and lease["excluded"]]
+    lacking = [lease["job_id"] for lease in ending if ends[lease["id"]].outcome in HOST_LACKS and lease["excluded"]]
     elsewhere = {job for job, room in (tx.execute("room_elsewhere", lacking) if lacking else ()) if room}
     for lease in ending:
         how = ends[lease["id"]]
         moment = moments[lease["id"]]
-        lacked = how.outcome == "start-failed" and not json.loads(lease["excluded"] or "{}").keys().isdisjoint(how.nodes)
+        lacked = (
+            how.outcome in HOST_LACKS
+            and lease["started_at"] is None
+            and not json.loads(lease["excluded"] or "{}").keys().isdisjoint(how.nodes)
+        )
         spec = msgspec.json.decode(lease["spec"], type=JobSpec)
         trained = lease["started_at"] is not None and not lease["profile"]
         ran = max(0.0, moment - lease["started_at"]) if trained else 0.0
@@ -156,7 +162,7 @@ def end(tx: Transaction, ends: Mapping[int, End]) -> None:
             how, spec.retries, failures=lease["failures"], cancelled=lease["cancel_requested"], held=lease["held"],
             losses=0 if serves and ran > SERVED_WELL else lease["losses"], profile=lease["profile"], measured=lease["measured"],
             finished=_finished(spec, lease), shared=lease["share"] != EXCLUSIVE, ours=spec.command is None, serves=serves,
-            elsewhere=lacked and lease["job_id"] in elsewhere,
+            elsewhere=lacked and lease["job_id"] in elsewhere, replica=spec.replicas is not None,
         )  # fmt: skip
         changes = {
             "run_time": lease["run_time"] + ran,
@@ -172,6 +178,8 @@ def end(tx: Transaction, ends: Mapping[int, End]) -> None:
             changes["finished_at"] = moment
         elif lacked and lease["job_id"] not in elsewhere:
             again.append({"id": lease["job_id"], "excluded": None})  # no other host is left: its retries are on any
+        if spec.replicas is not None:
+            replicas.append(lease["job_id"])
         reason = _reached(spec, lease) if verdict.state is State.COMPLETED else verdict.reason
         moves.append(Move(lease["job_id"], verdict.state, reason, "daemon", lease["id"], changes))
         if verdict.alone:
@@ -182,8 +190,16 @@ def end(tx: Transaction, ends: Mapping[int, End]) -> None:
     tx.update("leases", ["id"], leases)
     tx.update("jobs", ["id"], alone + again)
     move(tx, moves)
+    _end_groups(tx, replicas)
     _learn(tx, [m.job for m in moves if m.to is State.COMPLETED])
     tx.touch("leases")
+
+
+def _end_groups(tx: Transaction, tasks: Sequence[int]) -> None:
+    """The tasks that wait of groups of replicas that have finished: no step is left for them."""
+    rest = tx.execute("replica_rest", list(tasks)) if tasks else []
+    changes = {"outcome": "completed"}
+    move(tx, [Move(job, State.COMPLETED, "its group of replicas has finished all steps", "daemon", changes=changes) for (job,) in rest])
 
 
 def _moment(how: End, lease: Mapping[str, Any], now: float) -> float:

@@ -62,6 +62,7 @@ def judge(
     ours: bool = False,
     serves: bool = False,
     elsewhere: bool = False,
+    replica: bool = False,
 ) -> Verdict:
     """Decide what becomes of a job whose last worker has gone.
 
@@ -69,7 +70,7 @@ def judge(
     a profiling run, and ``measured``, its speed is known now; ``finished``: its reports say that it has done all its work; ``shared``:
     other jobs were on its GPUs, or had been; ``ours``: Stoker's own worker ran it, as a recipe or an entrypoint, and says by its exit
     code that the job itself is wrong; ``serves``: it serves a model, so it has no end of its own; ``elsewhere``: it could not be started
-    for want of something on a host, and there are others.
+    for want of something on a host, and there are others; ``replica``: it trains together with others, who go on without it.
     """
     # Exit 0 of a job that could have acted on the request to stop means "stopped as asked", unless its reports say otherwise.
     finished = finished and end.exit_code == 0 and end.outcome in ("stopped", "lost")
@@ -90,8 +91,13 @@ def judge(
         # A script that knows nothing of Stoker dies of the signal: it was stopped, it did not fail.
         reason = YIELDING[end.stop_reason] + (", and left with exit code 0" if end.exit_code == 0 else "")
         return Verdict(back, "preempted", reason, preempted=end.stop_reason in ("preempted", "expired"))
-    if serves and end.outcome == "failed" and end.exit_code is not None and (end.exit_code < 0 or end.exit_code == PREEMPTED_EXIT):
-        end = replace(end, outcome="lost", message=f"{end.message or 'it was killed'}; the server comes back")
+    if (
+        (serves or replica)
+        and end.outcome == "failed"
+        and end.exit_code is not None
+        and (end.exit_code < 0 or end.exit_code == PREEMPTED_EXIT)
+    ):
+        end = replace(end, outcome="lost", message=f"{end.message or 'it was killed'}; the {'server' if serves else 'replica'} comes back")
     if end.outcome == "stopped":
         return Verdict(back, "preempted", "stopped by a signal from outside (the host going down?) after a checkpoint")
     if end.outcome in ("lost", "unkillable"):

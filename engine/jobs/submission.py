@@ -134,6 +134,11 @@ def pools_of(rows: Iterable[tuple[str, int, int]]) -> Pools:
 def _require_gpus(spec: JobSpec, gpus: Mapping[int, int]) -> None:
     """UsageError where the pool has too few GPUs, or too few of the memory that the job needs."""
     count, name = sum(gpus.values()), base_name(spec.name)
+    if spec.replicas is not None and 0 < count < spec.replicas.max:
+        raise UsageError(
+            f"replicas.max: {name} asks for up to {spec.replicas.max} replicas, pool {spec.pool!r} has {count} GPUs: "
+            "lower it, or add a runner"
+        )
     if 0 < count < spec.gpus_min:
         raise UsageError(f"gpus: {name} asks for {spec.gpus_min} GPUs, pool {spec.pool!r} has {count}: ask for fewer, or add a runner")
     needed = spec.memory_of_a_gpu

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...policies.contract import Bools, Demand, Floats, Gpus, Ints, Jobs, Nodes, Phase, View
-from ..hosts.places import closed, places_of, reason
+from ..hosts.places import Saved, closed, places_of, reason, too_short
 from ..store.sqlfiles import sql
 from .measured_profiles import profiles_of, slowdowns_of
 from .overheads import Overheads
@@ -77,22 +77,27 @@ class _Read:
     nodes: Columns
     servers: Servers  #: nothing is asked where no GPU is in a pool of a backbone
     ineligible: list[tuple[int, str, str]]
-    saved: dict[int, str]  #: places of checkpoints, by row of the job that has one or is to begin with one
+    saved: dict[int, Saved]  #: checkpoints, by row of the job that has one or is to begin with one
+    unsaving: dict[int, float]  #: when rows would end that lose everything when they are stopped, where a node leaves before
     steps: dict[int, int]  #: at which these were saved, by job, where they may lie out of reach
 
 
 def _within_places(found: Snapshot, seen: _Read) -> Snapshot:
     """With the nodes on which each job may start; without jobs that wait for a place that is not there."""
-    if not seen.saved and not any(seen.jobs["excluded"]):
+    if not seen.saved and not any(seen.jobs["excluded"]) and not seen.unsaving:
         return found
-    places = places_of(zip(*(seen.nodes[name] for name in ("id", "state", "places")), strict=True))
+    places = places_of(zip(*(seen.nodes[name] for name in ("id", "state", "places", "fetch_at_most", "leaves")), strict=True))
     view = found.view
-    where = closed(seen.jobs, view.jobs.gpu_memory, seen.saved, view.gpus, view.nodes, places)
+    free = np.ones(len(view.gpus), dtype=bool)
+    free[view.jobs.alloc_gpus] = False
+    where = closed(seen.jobs, view.jobs.gpu_memory, seen.saved, view.gpus, view.nodes, places, free, seen.unsaving)
     if where.need is None:
         return found
     ids, excluded = view.jobs.id, seen.jobs["excluded"]
     waits = [
         (int(ids[row]), *reason(int(ids[row]), saved, seen.steps.get(int(ids[row])), excluded[row], places))
+        if row not in seen.unsaving
+        else (int(ids[row]), "leaving", too_short(view.nodes.id, seen.unsaving[row] - view.now, places, view.now))
         for row, saved in where.nowhere.items()
     ]
     view = replace(view, jobs=replace(view.jobs, need=where.need), needs=tuple(where.needs))
@@ -128,12 +133,13 @@ def _read(con: duckdb.DuckDBPyConnection, pool: str, now: float) -> _Read:
     lease_id, signature = ints(jobs["lease_id"]), ints(jobs["signature"])
     held_leases = lease_id[lease_id > 0]
     speeds = fetch_of(con, "policy/speeds", np.unique(signature[signature > 0]))
-    gpus = fetch(con, "policy/gpus", pool)
+    gpus, nodes = fetch(con, "policy/gpus", pool), fetch(con, "policy/nodes")
+    work = work_of(con, jobs, speeds, gpus["product"])
     leases = fetch_of(con, "policy/leases", held_leases)
     shared = ints(leases["id"][leases["shared"]]).tolist() if leases else []
     return _Read(
         jobs,
-        work_of(con, jobs, speeds, gpus["product"]),
+        work,
         leases=leases,
         divided=fetch(con, "store/divided_service", shared, now) if shared else {},
         held=fetch_of(con, "policy/held", held_leases),
@@ -141,21 +147,38 @@ def _read(con: duckdb.DuckDBPyConnection, pool: str, now: float) -> _Read:
         speeds=speeds,
         slowdowns=fetch_of(con, "policy/slowdowns", np.unique(speeds["model"])) if speeds else {},
         gpus=gpus,
-        nodes=fetch(con, "policy/nodes"),
+        nodes=nodes,
         servers=con.execute(parsed(con, "policy/fork_servers")).fetchall() if any(gpus["warm"]) else [],
         ineligible=[] if schedulable.all() else con.execute(parsed(con, "policy/ineligible"), [pool, now]).fetchall(),
+        unsaving=_unsaving(con, jobs, work, floats(nodes["leaves"])[nodes["state"] == "up"], now),
         **_saved(con, jobs),
     )
+
+
+def _unsaving(con: duckdb.DuckDBPyConnection, jobs: Columns, work: Work, leaves: Floats, now: float) -> dict[int, float]:
+    """When jobs would end that are known to lose everything when they are stopped, of those that some node does not outlast."""
+    if not np.isfinite(leaves).any():
+        return {}
+    soonest = float(np.nanmin(leaves))
+    long = (now + work.duration > soonest) & (ints(jobs["lease_id"]) == 0)
+    rows = {int(jobs["id"][row]): int(row) for row in np.flatnonzero(long)}
+    found = con.execute(sql("policy/saves_nothing"), [list(rows)]).fetchall() if rows else []
+    return {rows[job]: now + float(work.duration[rows[job]]) for (job,) in found}
 
 
 def _saved(con: duckdb.DuckDBPyConnection, jobs: Columns) -> dict[str, Any]:
     """Checkpoints of the jobs: own ones, and of others with which they are to begin. In most pools there is but one place."""
     source = floats(jobs["begin_from"])
-    saved = {row: str(place) for row, place in enumerate(jobs["place"]) if place is not None}
+    sizes, not_sent = floats(jobs["saved_bytes"]), jobs["not_sent"]
+    saved = {
+        row: Saved(str(place), size=float(sizes[row]), handed_on=bool(jobs["handed_on"][row]), not_sent=not_sent[row])
+        for row, place in enumerate(jobs["place"])
+        if place is not None
+    }
     begins = {row: int(source[row]) for row in np.flatnonzero(~np.isnan(source)).tolist() if row not in saved}
     wanted = sorted(set(begins.values()))
     of = dict(con.execute(sql("policy/places_of_jobs"), [wanted]).fetchall()) if wanted else {}
-    saved |= {row: of[job] for row, job in begins.items() if job in of}
+    saved |= {row: Saved(of[job], own=False) for row, job in begins.items() if job in of}
     owners = [int(jobs["id"][row]) for row in saved if not jobs["lease_id"][row]]
     steps = dict(con.execute(sql("policy/saved_steps"), [owners]).fetchall()) if owners else {}
     return {"saved": saved, "steps": steps}

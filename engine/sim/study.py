@@ -103,10 +103,10 @@ def run_study(study: Study, processes: int, progress: Progress) -> Generator[Out
         yield from _in_processes(study, processes, progress)
         return
     for run in study.runs:
-        yield _run(study, run, lambda done, total, run=run: progress(run, done, total))  # type: ignore[misc]
+        yield one_run(study, run, lambda done, total, run=run: progress(run, done, total))  # type: ignore[misc]
 
 
-def _run(study: Study, run: Run, progress: Callable[[int, int], None]) -> Outcome:
+def one_run(study: Study, run: Run, progress: Callable[[int, int], None]) -> Outcome:
     try:
         policy = registry.create(run.choice.policy, run.choice.config, interval=study.options.interval)
         options = dataclasses.replace(study.options, seed=run.seed)
@@ -208,7 +208,7 @@ def _work(pipe: Connection, study: Study) -> None:
 
     with contextlib.suppress(EOFError, OSError):  # nobody listens any more
         while True:
-            pipe.send(_run(study, pipe.recv(), progress))
+            pipe.send(one_run(study, pipe.recv(), progress))
 
 
 def cores() -> int:

@@ -152,6 +152,10 @@ def _hints(draft: _Draft, context: Context) -> Iterator[tuple[str, str]]:
 def _drafted(values: dict[str, Any], node: Node, context: Context, fallback_name: str) -> _Draft:
     values["gpus_min"], values["gpus_max"] = values.pop("gpus", (1, 1))
     array: Array | None = values.pop("array", None)
+    if array is not None and values.get("replicas") is not None:
+        raise node.mark.error("array", "cannot go with replicas, which are an array by themselves; submit a job for each combination")
+    if values.get("replicas") is not None:
+        array = Array({}, copies=values["replicas"].max)
     values["workdir"] = _absolute(context.cwd, values.get("workdir", ""))
     if "env_file" in values:
         values["env_file"] = _absolute(Path(values["workdir"]), values["env_file"])
@@ -201,7 +205,7 @@ def _array_problems(draft: _Draft) -> Iterator[tuple[str, str]]:
         return
     for twice in (name for name in draft.array.grid if name in draft.spec.params):
         yield f"array.params.{twice}", "is given in params as well; keep one of them"
-    if draft.spec.cron is not None:
+    if draft.spec.cron is not None and draft.spec.replicas is None:
         yield "cron", "an array cannot recur; let a recurring job submit it"
 
 

@@ -40,6 +40,7 @@ MAX_EDGES = 100_000  #: dependencies between the jobs of one submission
 CYCLE = "{} is a cycle, so none of them could start; remove one 'after'"
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
+SNAPSHOT = re.compile(r"/[^\0]*|sha256:[0-9a-f]{64}")
 TASK = re.compile(NAME.pattern + r"\[\d+\]", re.ASCII)
 NAME_FORM = "up to 100 letters, digits, '.', '_' and '-', and not digits alone (those are job numbers)"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
@@ -106,8 +107,8 @@ def require_provenance(provenance: Provenance) -> None:
             raise UsageError(f"provenance.{field}: longer than {MAX_ARGUMENTS >> 10} Ki characters")
     if given.git_diff is not None and len(given.git_diff) > MAX_DIFF:
         raise UsageError(f"provenance.git_diff: longer than {MAX_DIFF >> 20} Mi characters; cut it")
-    if given.snapshot is not None and (not given.snapshot.startswith("/") or "\0" in given.snapshot):
-        raise UsageError(f"provenance.snapshot: must be an absolute path, not {shown(given.snapshot)}")
+    if given.snapshot is not None and not SNAPSHOT.fullmatch(given.snapshot):
+        raise UsageError(f"provenance.snapshot: must be an absolute path, or sha256: and a digest, not {shown(given.snapshot)}")
 
 
 def require_time(spec: JobSpec, now: float) -> None:

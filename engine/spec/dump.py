@@ -10,15 +10,16 @@ from typing import Any
 import yaml
 
 from .check import TASK
-from .model import Demand, Dependency, JobSpec, PipelineOptions, Retries, Reuse, Stop
+from .model import Demand, Dependency, JobSpec, PipelineOptions, Retries, Reuse, Stop, base_name
 from .reading import blocks, loading, tree
 from .reading.params import SHELL
 from .reading.units import format_clock, format_duration, format_size
 
 
 def dump(specs: Sequence[JobSpec]) -> str:
-    """One YAML document a job. A task of an array becomes a job of its own, named ``sweep-3``."""
-    return yaml.dump_all([mapping(spec) for spec in specs], Dumper=_Dumper, sort_keys=False, width=100, allow_unicode=True)
+    """One YAML document a job. A task of an array becomes a job of its own, named ``sweep-3``; the first replica stands for its group."""
+    first = [spec for spec in specs if spec.replicas is None or not spec.array_index]
+    return yaml.dump_all([mapping(spec) for spec in first], Dumper=_Dumper, sort_keys=False, width=100, allow_unicode=True)
 
 
 def mapping(spec: JobSpec) -> dict[str, Any]:
@@ -33,6 +34,8 @@ def mapping(spec: JobSpec) -> dict[str, Any]:
 
 
 def _name(spec: JobSpec) -> str:
+    if spec.replicas is not None:
+        return base_name(spec.name)
     return spec.name[:-1].replace("[", "-") if TASK.fullmatch(spec.name) else spec.name
 
 

@@ -20,16 +20,17 @@ class Array:
 
     grid: Mapping[str, Sequence[Any]]
     max_running: int | None = None
+    copies: int = 1  #: tasks of each combination, which differ in nothing but their index
 
     @property
     def size(self) -> int:
-        return math.prod(len(values) for values in self.grid.values())
+        return self.copies * math.prod(len(values) for values in self.grid.values())
 
 
 def tasks(spec: JobSpec, array: Array) -> list[JobSpec]:
     """The tasks ``name[0]``, ``name[1]``, … of an array job."""
-    combinations = itertools.product(*array.grid.values())
-    return [_task(spec, array, index, dict(zip(array.grid, values, strict=True))) for index, values in enumerate(combinations)]
+    combinations = itertools.product(*array.grid.values(), range(array.copies))
+    return [_task(spec, array, index, dict(zip(array.grid, values, strict=False))) for index, values in enumerate(combinations)]
 
 
 def _task(spec: JobSpec, array: Array, index: int, values: dict[str, Any]) -> JobSpec:

@@ -201,6 +201,64 @@ class Serve(Block, frozen=True, kw_only=True, forbid_unknown_fields=True):
             yield "delay", "of more than a minute keeps each client waiting; give a few ms, or leave it out"
 
 
+class Replicas(Block, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A training by whole copies of the model that come and go, each on one GPU (004 ch. 3): an array whose tasks train together."""
+
+    min: Annotated[int, msgspec.Meta(ge=1, le=1000)]  #: so many are there when the first step is taken
+    max: Annotated[int, msgspec.Meta(ge=1, le=1000)]
+    global_batch: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]  #: samples of a step, over all of them
+    quorum_timeout: Duration = 5.0  #: without a sign of it for so long a member counts as lost
+
+    def problems(self, spec: JobSpec, /) -> Iterator[tuple[str, str]]:
+        if spec.command is not None:
+            yield "", "is for a recipe or an entrypoint, whose loop is ours; remove it, or write an entrypoint"
+        if spec.kind == SERVES:
+            yield "", "is for a training; for several servers submit an array"
+        if (spec.gpus_min, spec.gpus_max) != (1, 1):
+            yield "", "each replica has one GPU; write gpus: 1, and the number of replicas as min and max"
+        if self.min > self.max:
+            yield "min", f"{self.min} is larger than max, {self.max}; lower one or raise the other"
+        elif self.max > self.global_batch:
+            yield "max", f"{self.max} replicas cannot share a global batch of {self.global_batch} samples; raise global_batch or lower max"
+        elif all(self.global_batch % members for members in range(self.min, self.max + 1)):
+            fits = self.global_batch - self.global_batch % self.max or self.max
+            yield (
+                "global_batch",
+                f"no number of members from {self.min} to {self.max} divides {self.global_batch}; give {fits} or {fits + self.max}",
+            )
+        if not 1.0 <= self.quorum_timeout <= 600.0:
+            yield "quorum_timeout", f"must be between 1s and 10m, not {self.quorum_timeout:g}s"
+        if spec.reuse is not None or spec.pipeline is not None:
+            yield "", "cannot go with reuse or pipeline, which read batches in an order of their own; remove one of them"
+        if spec.memory is not None:
+            yield (
+                "",
+                "cannot go with memory: a replica has its whole model on its GPU and computes batch_size samples at once; remove it",
+            )
+        if spec.share is not None and (spec.share.gpu == "switched" or spec.share.input is not None):
+            yield (
+                "",
+                "cannot go with share: {gpu: switched} or share: {input}: who waits for the others would keep the turn; remove one of them",
+            )
+        if spec.cron is not None:
+            yield "", "cannot recur, as an array cannot; let a recurring job submit it"
+
+
+class Host(Block, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much of each host that it runs on a job may use, all its processes there together."""
+
+    memory: Size | None = None  #: bytes of main memory; a job that takes more is ended
+    cpus: Annotated[int, msgspec.Meta(ge=1, le=4096)] | None = None  #: cores at most
+
+    def problems(self, spec: JobSpec, /) -> Iterator[tuple[str, str]]:
+        if self.memory is None and self.cpus is None:
+            yield "", "says nothing; give memory, such as {memory: 8GiB}, or cpus"
+        if self.memory is not None and self.memory < 16 << 20:
+            yield "memory", f"is {self.memory} bytes, and no program runs in less than 16 MiB; write a size such as 8GiB"
+        if self.cpus is not None and spec.share is not None and spec.share.gpu != "exclusive":
+            yield "cpus", "is not carried out for a job that shares its GPUs, whose cores are those of its slots; remove it"
+
+
 def command_digest(command: Sequence[str]) -> str:
     """The same name with other arguments is other work."""
     return hashlib.sha256(json.dumps(command).encode()).hexdigest()[:8]
@@ -254,6 +312,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     warm: Literal["auto", "off"] = "auto"  #: whether it may start by a fork from a process that has loaded what it imports
     weights: str | None = None  #: what it begins with: ``job:`` and the name or number of a job, or the absolute path of a file
     serve: Serve | None = None  #: of kind infer; None: as `Serve` has it
+    replicas: Replicas | None = None  #: None: it is trained by one lease at a time
+    host: Host | None = None  #: None: no limit
 
     @property
     def weights_job(self) -> str | None:

@@ -21,6 +21,7 @@ from .reading.units import format_size
 MAX_DIFF = 1 << 20
 MAX_UNTRACKED = 100  #: names of untracked files noted with the diff
 SNAPSHOT_BYTES = 512 << 20
+SENT_BYTES = 64 << 20  #: that go to other hosts
 SNAPSHOT_FILES = 50_000
 GIT_SECONDS = 20.0
 # A checkout may be somebody else's: its configuration must not run programs, and looking at it must not write its index.
@@ -29,7 +30,7 @@ _DIFF = ("diff", "HEAD", "--no-color", "--no-ext-diff", "--no-textconv")
 _NOT_COPIED = frozenset({".git", "__pycache__"})
 
 
-def capture(argv: Sequence[str], cwd: Path, client: str = "", snapshot: Path | None = None) -> Provenance:
+def capture(argv: Sequence[str], cwd: Path, client: str = "", snapshot: str | None = None) -> Provenance:
     """Commit, uncommitted changes and command line; outside a git checkout only the command line."""
     commit = _git(cwd, "rev-parse", "HEAD")
     return Provenance(
@@ -37,7 +38,7 @@ def capture(argv: Sequence[str], cwd: Path, client: str = "", snapshot: Path | N
         cwd=_storable(str(cwd)),
         git_commit=commit.decode(errors="replace").strip() if commit else None,
         git_diff=_diff(cwd) if commit else None,
-        snapshot=str(snapshot) if snapshot else None,
+        snapshot=snapshot,
         client=client,
     )
 
@@ -120,7 +121,7 @@ def snapshot(tree: Path, destination: Path, max_bytes: int = SNAPSHOT_BYTES, max
     try:
         temporary.mkdir(parents=True, mode=0o700)
         for path in files:
-            _copy(root, path, temporary, destination)
+            _copy(root, path, temporary)
         os.replace(temporary, destination)
     except OSError as error:
         raise StokerError(one_line(f"--snapshot: {error.filename or tree}: {error.strerror}; nothing was submitted")) from None
@@ -176,11 +177,11 @@ def _size(path: Path) -> int:
     return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
-def _copy(root: Path, path: Path, temporary: Path, final: Path) -> None:
+def _copy(root: Path, path: Path, temporary: Path) -> None:
     source, target = root / path, temporary / path
     if source.is_symlink():
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.symlink_to(_link(root, path, final))
+        target.symlink_to(_link(root, path))
         return
     if not source.is_file():  # deleted in the working tree, or a pipe or socket
         return
@@ -194,10 +195,10 @@ def _copy(root: Path, path: Path, temporary: Path, final: Path) -> None:
         os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def _link(root: Path, path: Path, final: Path) -> str:
-    """Target of a link in the copy: within the tree the same place of the copy, outside of it the original place."""
+def _link(root: Path, path: Path) -> str:
+    """Target of a link in the copy: within the tree the same place of the copy, wherever that is; outside of it the original place."""
     written = (root / path).readlink()
     target = Path(os.path.normpath((root / path).parent / written))
     if not target.is_relative_to(root):
         return str(target)
-    return str(final / target.relative_to(root) if written.is_absolute() else written)
+    return os.path.relpath(target, (root / path).parent) if written.is_absolute() else str(written)

@@ -11,6 +11,7 @@ time, and little of what is found.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import time
@@ -195,17 +196,21 @@ def search(
     first: Sequence[Configuration] = (),
     seconds: float = math.inf,
     told: Callable[[int, Trial], None] = lambda number, trial: None,
+    ahead: Callable[[Sequence[Configuration]], None] | None = None,
 ) -> Found:
     """The best configuration of at most ``trials`` samples, of which what is in force is the first.
 
     ``first``: configurations of before, the most promising first. ``seconds``: real time after which no other trial begins. ``told`` hears
-    of each sample. Raises NotMeasured when what is in force cannot be measured: then there is nothing to compare with.
+    of each sample, ``ahead`` beforehand of those that do not depend on what others give. Raises NotMeasured when
+    what is in force cannot be measured: then there is nothing to compare with.
     """
     began, rng = time.monotonic(), np.random.default_rng(seed)
     state = _Search(space, evaluate, in_force, objective, model, gamma)
     found = state.found
     bluefin = BlueFin(space, space.project(in_force, otherwise=in_force), rng)
     first = first[: max(int(FIRST * trials), 1)]
+    if ahead is not None:
+        ahead(_independent(space, in_force, first, trials, spread, copy.deepcopy(rng)))
     for number in range(1, trials):
         if time.monotonic() - began > seconds:
             found.stopped = f"its time was over after {number} of {trials} trials"
@@ -224,6 +229,20 @@ def search(
         if trial.outcome == "simulated":
             state.narrow()
     found.fixed, found.seconds = list(state.constraints), time.monotonic() - began
+    return found
+
+
+def _independent(
+    space: Space, in_force: Configuration, first: Sequence[Configuration], trials: int, spread: float, rng: np.random.Generator
+) -> list[Configuration]:
+    """The samples of before and those drawn evenly, as `search` will take them: the rejections of a model aside they are known."""
+    found = []
+    for number in range(1, trials):
+        given = number <= len(first)
+        if not given and number >= spread * trials:
+            break
+        found.append(space.project(first[number - 1] if given else space.drawn(rng), None, otherwise=in_force))
+        rng.random()  # of line 7
     return found
 
 

@@ -17,11 +17,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import logging
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -29,21 +27,25 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 import msgspec
 
 from ... import __version__
 from ...engine import identity
 from ...engine.client import Client
-from ...engine.errors import Conflict, Stale, StokerError, UsageError
+from ...engine.errors import Stale, StokerError, UsageError
 from ...engine.home import Home
 from ...engine.protocol import ENV_PILOT, NODE, NODE_FORM, VERSION, Assignment, Assignments, ForkServer, Hello, JobFiles, Sample, Welcome
 from ...engine.streams import steady_stderr
 from ..backbones.hub_directory import ENV_DOWNLOAD
+from ..handover.handover import Handover
 from ..kept_files import kept_files
 from ..network.addresses import LOOPBACK, address_towards, require_own, with_free_port
+from ..network.heard import Heard
 from ..network.probe import own_place, shared_place
+from ..old_files import KEEP_LOGS, KEEP_REPORTS, clean, keep_snapshots
+from ..runner_lock import held_lock
 from ..share.input_groups import InputGroups
 from ..share.slot_turns import SlotTurns, Taking
 from ..worker.server_names import place_of
@@ -54,7 +56,7 @@ from .gpus import Devices, find
 from .health import Health
 from .launch import CannotStart, field_of_memory, prepare
 from .link import Outbox, Poller, greet
-from .report_tail import Acked, ranks
+from .report_tail import Acked
 from .rundir import RunDir
 from .runs import Phase, Run, survivors_of
 from .sent_logs import LogSender, is_owed
@@ -81,8 +83,8 @@ class Options:
     node: str
     pool: str = "default"
     address: str = LOOPBACK  #: at which ranks on other nodes reach this one
-    keep_reports: float = 86400.0  #: seconds after the end of a lease for which its raw reports are kept
-    keep_logs: float = 30 * 86400.0
+    keep_reports: float = KEEP_REPORTS  #: seconds after the end of a lease for which its raw reports are kept
+    keep_logs: float = KEEP_LOGS
     hand_back: bool = False  #: told to leave it stops its jobs first
     until: float | None = None  #: when it does so by itself (boot clock of the host), so that its jobs have left by then
     warm: Literal["auto", "off"] | None = None  #: auto: jobs of recipes and entrypoints start by fork; None: as the daemon says
@@ -109,6 +111,9 @@ class Agent:
         self.health = Health(devices)
         self.place = own_place(options.home)
         self._logs: LogSender | None = None
+        self._handover: Handover | None = None
+        self._heard = Heard(Home(options.home).runner_lock(options.node).with_suffix(".heard"))
+        self._greeted_at = 0.0  #: boot clock, when it was last said who is here
         self._closed: list[RunDir] = []  #: leases of the last day whose end was told before this agent began
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
@@ -116,12 +121,13 @@ class Agent:
 
     def run(self) -> None:
         """Until told to leave. Raises StokerError when another agent has this node, or the daemon turns us away."""
-        with self._lock(), contextlib.closing(self.warm):
+        with held_lock(Home(self.options.home), self.options.node), contextlib.closing(self.warm):
             self._load()
             self.warm.adopt()  # at once: they do not wait long
             welcome = greet(self._client(), self._hello, self._wait_to_greet)
             if welcome is None:
                 return
+            self._heard.begin(self._greeted_at, welcome.fence_after)
             self.warm.limit = welcome.warm_memory * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
             self._turns.kind = welcome.turn
             self._inputs.share = welcome.input_memory
@@ -130,7 +136,7 @@ class Agent:
             if not self.warm.enabled:
                 self.warm.close()
             log.info("node %s serves pool %s", self.options.node, self.options.pool, extra={"action": "up"})
-            outbox = Outbox(self._client(), self.options.node, welcome.session)
+            outbox = Outbox(self._client(), self.options.node, welcome.session, self._heard.renew)
             if welcome.shared is not None:
                 outbox.place = shared_place(welcome.shared)
                 while not outbox.flush(()):  # before the first lease: it says where that one's checkpoints lie
@@ -139,11 +145,13 @@ class Agent:
             logs = self._logs = LogSender(self._client(), self.options.home, self.options.node, welcome.session, keep=welcome.keeps_logs)
             for directory in self._closed:  # ended under an agent that may not have sent their logs
                 logs.ended(directory)
-            poller = Poller(self._client(), self.options.node, welcome, self.wake, logs.want)
+            poller = Poller(self._client(), self.options.node, welcome, self.wake, logs.want, self._heard.renew)
+            self._handover = Handover(self._client, self.options.home, self.options.node, welcome.session, self.wake)
+            self._handover.start()
             logs.start()
             poller.start()
             try:
-                self._serve(welcome, outbox, poller)
+                self._serve(welcome, outbox, poller, logs)
             except Stale as error:
                 raise Stale(f"this runner leaves, its jobs go on: another one has taken node {self.options.node!r} ({error})") from None
             finally:
@@ -160,6 +168,11 @@ class Agent:
         elif not self.options.hand_back:
             self.leaving = True
         self.wake()
+
+    @property
+    def fences(self) -> bool:
+        """Its jobs stop while the daemon is not heard: that has declared it dead, and no person has to start it again."""
+        return self._heard.after is not None
 
     def wake(self) -> None:
         try:
@@ -180,9 +193,9 @@ class Agent:
 
     def _wait_to_greet(self, seconds: float) -> bool:
         self._wait(seconds)
-        return not self.leaving
+        return not (self.leaving or (self.handed_back and not self.runs))
 
-    def _serve(self, welcome: Welcome, outbox: Outbox, poller: Poller) -> None:
+    def _serve(self, welcome: Welcome, outbox: Outbox, poller: Poller, logs: LogSender) -> None:
         announced = False
         while not self.leaving:
             answer = poller.take()
@@ -197,11 +210,22 @@ class Agent:
             self._watch(welcome, outbox)
             told = outbox.flush(self.runs.values())
             self._forget_closed()
-            if self.handed_back and told and not self.runs:
-                return
-            if self.shutdown == "stop" and told and not self.runs and not self.desired:
+            ends = self.handed_back or (self.shutdown == "stop" and not self.desired)
+            if ends and told and not self.runs and self._all_sent(outbox, logs):
                 return
             self._sleep(outbox)
+
+    def _all_sent(self, outbox: Outbox, logs: LogSender) -> bool:
+        """Whether the daemon, which knows that nothing runs here any more, wants no checkpoints of a node that is handed back."""
+        try:
+            answer = outbox.ask()
+        except StokerError as error:
+            log.warning("%s; what lies here stays here", error, extra={"action": "unreachable"})
+            return True
+        self._want(answer)
+        for request in answer.logs:
+            logs.want(request)
+        return not answer.send
 
     def _say_goodbye(self, outbox: Outbox) -> None:
         """The last report. ``left`` only when nothing runs: the daemon must not give up workers that live on."""
@@ -216,27 +240,9 @@ class Agent:
             words = f"{len(live)} job{'s' * (len(live) > 1)} go on without it, and the next runner of node {self.options.node} adopts them"
             log.info("runner leaves; %s", words, extra={"action": "leave"})
 
-    def _lock(self) -> IO[str]:
-        """One agent a node and home: two would both tail the same files."""
-        path = Home(self.options.home).runner_lock(self.options.node)
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        file = open(path, "a+")  # noqa: SIM115 - held as long as the agent lives
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            holder = file.read().strip()
-            file.close()
-            raise Conflict(f"a runner of node {self.options.node!r} is running already (pid {holder}); choose another --node") from None
-        try:  # not through the file object, which would try again when it is closed
-            os.ftruncate(file.fileno(), 0)
-            os.write(file.fileno(), str(os.getpid()).encode())
-        except OSError as error:
-            log.warning("cannot note our pid in %s: %s; the lock itself holds", file.name, error.strerror)
-        return file
-
     def _hello(self) -> Hello:
         me = processes.myself()
+        self._greeted_at = identity.boot_clock()
         for gpu in set(self.devices.gpus) - self._occupied():
             self.health.note(gpu)
         return Hello(
@@ -253,6 +259,8 @@ class Agent:
             gpus=list(self.health.noted.values()),
             leases=sorted(self.runs),
             place=self.place,
+            fetch_at_most=0,
+            fence_after=0.0 if all(run.fences or run.phase in (Phase.WAITING, Phase.ENDED) for run in self.runs.values()) else None,
             leaves_in=None if self.options.until is None else max(self.options.until - identity.boot_clock(), 0.0),
             pilot=os.environ.get(ENV_PILOT) or None,
         )
@@ -283,6 +291,8 @@ class Agent:
         self.desired = {assignment.lease: assignment for assignment in answer.leases}
         self.warm.draining = answer.draining
         self.warm.keep(answer.warm)
+        if self._handover is not None:
+            self._handover.send(answer.send)
         for lease, assignment in self.desired.items():
             if (known := self.runs.get(lease)) is not None:
                 known.adjust(assignment)
@@ -343,12 +353,17 @@ class Agent:
                 run.fail("start-failed", f"the runner cannot start it: {type(error).__name__}: {error}")
 
     def _start(self, run: Run) -> None:
+        if self._heard.overdue:  # others may have begun it by now
+            return
         gpus = run.assignment.gpus
         if unknown := [gpu for gpu in gpus if gpu not in self.devices.gpus]:
             words = f"this node has no GPU {', '.join(unknown)}; it has {', '.join(self.devices.gpus)}"
             run.fail("start-failed", words, host_at_fault=True)
             return
         if self._is_held(run) or (run.assignment.nodes > 1 and not run.assignment.rendezvous):
+            return
+        begins_with = run.assignment.fetch or run.assignment.snapshot
+        if begins_with and not (self._handover and self._handover.has_come(run)):
             return
         if (refusal := self._refusal(run)) is not None:
             # The GPU gets a moment: the driver frees memory after the process has ended, not with it.
@@ -364,6 +379,7 @@ class Agent:
                 here = [other for other in self.runs.values() if other.phase is not Phase.ENDED and other.stopping is None]
                 self._inputs.tell(run.dir, group, sum(other.assignment.input == group for other in here))
             launch = prepare(run.dir, run.assignment, cuda, cpus=cpus, address=self.options.address)
+            launch |= {"heard": str(self._heard.path), "grace": run.assignment.grace}
             forked, why = self.warm.start(run.dir, run.assignment, launch)
             run.start(launch if why is None else {**launch, "cold": why}, forked)
         except CannotStart as error:
@@ -428,7 +444,8 @@ class Agent:
             self._sample(outbox, now)
         if now >= self._clean_at:
             self._clean_at = now + _CLEAN
-            clean(self.options, set(self.runs))
+            keep_snapshots(self.options.home, [run.assignment for run in self.runs.values()])
+            clean(self.options.home, set(self.runs), keep_reports=self.options.keep_reports, keep_logs=self.options.keep_logs)
             if (files := kept_files(self.options.home)) != self._files_told:
                 outbox.files = self._files_told = files
 
@@ -506,7 +523,7 @@ class Agent:
         phases = {run.phase for run in self.runs.values()}
         if Phase.STARTING in phases:
             return _STARTING
-        if phases - {Phase.ENDED} or not all(run.settled for run in self.runs.values()):
+        if self.handed_back or phases - {Phase.ENDED} or not all(run.settled for run in self.runs.values()):
             return _BUSY
         until = now + _IDLE
         if self.options.until is not None:
@@ -518,33 +535,6 @@ class Agent:
         elif self.runs:
             return _BUSY  # more to tell than one report takes
         return max(0.0, until - now)
-
-
-def clean(options: Options, in_hand: set[int]) -> None:
-    """Remove what nobody needs of leases whose end has been acknowledged: first their raw reports, much later their logs."""
-    for directory in RunDir.find(options.home):
-        if directory.lease in in_hand:
-            continue
-        try:
-            age = time.time() - (directory.path / "acked.json").stat().st_mtime
-            if age < min(options.keep_reports, options.keep_logs) or not Acked.load(directory).closed:
-                continue
-            for rank in ranks(directory):
-                directory.reports(rank).unlink(missing_ok=True)
-            if age >= options.keep_logs:
-                shutil.rmtree(directory.path)
-                _remove_empty(directory)
-        except OSError:
-            continue
-
-
-def _remove_empty(directory: RunDir) -> None:
-    """The directory of a job of which nothing is left, neither checkpoints nor other leases."""
-    job = directory.path.parent
-    if {path.name for path in job.iterdir()} <= {directory.checkpoints.name}:
-        if directory.checkpoints.exists():
-            directory.checkpoints.rmdir()
-        job.rmdir()
 
 
 def _size(count: int) -> str:
@@ -585,7 +575,13 @@ def main(argv: list[str] | None = None) -> int:
         agent = Agent(options, lambda: Client(home), find(given.node, given.slots, given.gpus, slot_memory=given.slot_memory))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: agent.leave())
-        agent.run()
+        try:
+            agent.run()
+        except Stale as error:
+            if not agent.fences:
+                raise
+            log.warning("%s; it registers anew", error, extra={"action": "again"})
+            os.execv(sys.executable, [sys.executable, "-m", "stoker.runners.host.agent", *(sys.argv[1:] if argv is None else argv)])
     except StokerError as error:
         words = "".join(char if char.isprintable() else "�" for char in " ".join(str(error).split()))
         sys.stderr.write(f"stoker runner: {words}\n")

@@ -47,6 +47,9 @@ class DividedCores:
         """Divide the cores over these leases, all that run or are about to; answers with those of each."""
         running = list(runs)
         parts = divide(self._cores(), {run.lease: run.assignment.gpus for run in running}, self._pinned(running)) if running else {}
+        for run in running:  # what its spec says is the most
+            limit = (run.assignment.spec.get("host") or {}).get("cpus")
+            parts[run.lease] = parts[run.lease] if limit is None else min(parts[run.lease], float(limit))
         told: dict[int, float] = {}
         for run in running:
             part = parts[run.lease]

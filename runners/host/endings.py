@@ -24,6 +24,9 @@ _KILLED = re.compile(rb"is killed by signal: Killed")
 _FIRST_RANK = re.compile(
     rb"^Root Cause \(first observed failure\):$.*?^ *rank +: (\d{1,9})\b.*?^ *exitcode +: (-?\d{1,9})\b", re.MULTILINE | re.DOTALL
 )
+UNHEARD = "unheard"  #: the reason of a stop because the daemon was not heard
+NOT_HEARD = "the daemon was not heard for too long (runners.fence_after)"
+HOST_MEMORY = "host.memory"  #: stop reason of a job that takes more of the host's memory than it may
 TERMINATED = "terminated"  #: stop reason when the supervisor is signalled by somebody else, as at a shutdown
 
 
@@ -57,8 +60,10 @@ def judge(
     kernel_oom: bool,
     log: bytes,
     survivors: str = "",
+    over: str | None = None,
 ) -> Ending:
-    """How a worker ended. ``exit_code`` negative: the signal; ``survivors``: processes that could not be killed, in words.
+    """How a worker ended. ``exit_code`` negative: the signal; ``survivors``: processes that could not be killed, in words; ``over``: how
+    it took more memory of the host than it may.
 
     A worker that was told to stop and leaves with 0 has either finished in time, or saved and left early, as most handlers of
     SIGTERM do. It has left early if it could have acted on the request: a rank has seen it (``stop_seen``), or a process that was
@@ -68,6 +73,8 @@ def judge(
     if survivors:
         words = "stuck in the kernel or the driver, often until a reset of the GPU or a reboot"
         return Ending("unkillable", f"could not be killed: {survivors}; {words}")
+    if over is not None and exit_code != 0:
+        return Ending("oom", f"{over}: raise it, or use fewer loader workers or smaller batches")
     if stop_reason == "hang":
         return Ending("hang", "made no progress for its hang_after, and was stopped; the end of its log may show where it hangs")
     if exit_code == 0 and (done or stop_reason is None or not (stop_seen or caught)):
@@ -89,6 +96,8 @@ SMALLER = "give a recipe or entrypoint memory: {cap: SIZE}"
 
 
 def _stopped(reason: str, grace: float, killed: bool) -> Ending:
+    if reason == UNHEARD:
+        return Ending("lost", f"stopped: {NOT_HEARD}; it goes on from its last checkpoint")
     if reason == TERMINATED:
         return Ending("lost", "stopped from outside Stoker, as at a shutdown of the machine; it goes on from its last checkpoint")
     if killed and grace == 0:

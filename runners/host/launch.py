@@ -64,8 +64,9 @@ def prepare(
     Raises CannotStart for what a person has to mend: no such directory, program, env file.
     """
     if assignment.hosts > 1 and is_loopback(address):
+        what = "a gang over" if assignment.replicas is None else "replicas on"
         raise CannotStart(
-            f"address: a gang over {assignment.hosts} hosts cannot meet at {address}, which only this host reaches: "
+            f"address: {what} {assignment.hosts} hosts cannot meet at {address}, which only this host reaches: "
             "start the runner here with --address"
         )
     try:
@@ -77,7 +78,7 @@ def prepare(
     cwd = _directory(assignment, spec, run)
     given = read_env_file(cwd / Path(spec.env_file).expanduser()) if spec.env_file else {}
     env = _environment(run, assignment, spec, cuda, _users(spec, given, os.environ if inherited is None else inherited))
-    if assignment.nodes > 1 and (name := interface_of(address)) is not None:
+    if (assignment.nodes > 1 or assignment.replicas is not None) and (name := interface_of(address)) is not None:
         for library in _INTERFACE_OF:  # by itself it takes what the host's own name resolves to, often 127.0.1.1
             env.setdefault(library, name)
     replaced = sorted(name for name, value in given.items() if name not in spec.env and env[name] != value)
@@ -89,6 +90,8 @@ def prepare(
     launch = Launch(argv=argv, env=env, cwd=str(cwd), log_limit=LIMIT, kill_wait=KILL_WAIT, notes=notes)
     if spec.command is not None and spec.share is not None and spec.share.gpu == "switched":
         launch["turns"] = True
+    if spec.host is not None:
+        launch["host"] = {name: value for name in ("memory", "cpus") if (value := getattr(spec.host, name)) is not None}
     return launch
 
 
@@ -112,7 +115,7 @@ def _argv(assignment: Assignment, spec: JobSpec) -> list[str]:
 
 
 def _directory(assignment: Assignment, spec: JobSpec, run: RunDir) -> Path:
-    field, given = ("snapshot", assignment.snapshot) if assignment.snapshot else ("workdir", spec.workdir)
+    field, given = ("snapshot", rundir.snapshot_of(run.home, assignment)) if assignment.snapshot else ("workdir", spec.workdir)
     if not given:
         return run.path
     path = Path(given)

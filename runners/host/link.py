@@ -13,7 +13,7 @@ import msgspec
 
 from ...engine.client import Client
 from ...engine.errors import Conflict, LimitExceeded, NotFound, Stale, StokerError, Unauthorized, UsageError
-from ...engine.identity import ahead_of_boot, boot_id, steady_time
+from ...engine.identity import ahead_of_boot, boot_clock, boot_id, steady_time
 from ...engine.protocol import (
     HELLO,
     POLL,
@@ -93,8 +93,17 @@ def greet(client: Client, hello: Callable[[], Hello], wait: Callable[[float], bo
 class Poller(threading.Thread):
     """Long polls for the leases that this node should have. Only the newest answer counts: each names all leases."""
 
-    def __init__(self, client: Client, node: str, welcome: Welcome, wake: Callable[[], None], send_log: Callable[[LogRequest], None]):
+    def __init__(
+        self,
+        client: Client,
+        node: str,
+        welcome: Welcome,
+        wake: Callable[[], None],
+        send_log: Callable[[LogRequest], None],
+        heard: Callable[[float], None] = lambda sent: None,
+    ):
         super().__init__(name="poll", daemon=True)
+        self._heard = heard  #: told when what was answered was sent, by the boot clock
         self._client, self._node, self._welcome, self._wake, self._send_log = client, node, welcome, wake, send_log
         self._lock = threading.Lock()
         self._answer: Assignments | None = None
@@ -115,7 +124,9 @@ class Poller(threading.Thread):
             wait = self._welcome.heartbeat
             try:
                 poll = Poll(node=self._node, session=self._welcome.session, version=version, wait=wait, sends_logs=True)
+                sent = boot_clock()
                 content = self._client.post_raw(POLL, msgspec.json.encode(poll), timeout=wait + _TIMEOUT)
+                self._heard(sent)
                 answer = msgspec.json.decode(content, type=Assignments)
             except FATAL as error:
                 self._deliver(None, error)
@@ -144,7 +155,8 @@ class Poller(threading.Thread):
 class Outbox:
     """Says what there is to say, until it is acknowledged. The files of the leases are its only buffer."""
 
-    def __init__(self, client: Client, node: str, session: int):
+    def __init__(self, client: Client, node: str, session: int, heard: Callable[[float], None] = lambda sent: None):
+        self._heard = heard  #: as of a `Poller`
         self._client, self._node, self._session = client, node, session
         self._backoff = Backoff()
         self.retry_at = 0.0  #: monotonic time before which nothing is sent
@@ -165,6 +177,11 @@ class Outbox:
         """The daemon answers: what waits for it need not wait for its time."""
         self.retry_at = 0.0
 
+    def ask(self) -> Assignments:
+        """What the daemon wants at this moment."""
+        poll = Poll(node=self._node, session=self._session, version=-1, wait=0.0, sends_logs=True)
+        return msgspec.json.decode(self._client.post_raw(POLL, msgspec.json.encode(poll), timeout=_TIMEOUT), type=Assignments)
+
     def flush(self, runs: Iterable[Run], left: bool = False) -> bool:
         """Send what is new; answers whether the daemon has taken everything that there was at this moment."""
         if time.monotonic() < self.retry_at and not left:
@@ -173,7 +190,9 @@ class Outbox:
         if not left and not self._worth_sending(report):
             return True
         try:
+            sent = boot_clock()
             content = self._client.post_raw(REPORT, msgspec.json.encode(report), timeout=_TIMEOUT)
+            self._heard(sent)
             ack = msgspec.json.decode(content, type=Ack)
         except FATAL:
             raise
@@ -319,7 +338,8 @@ def updates(run: Run, ended: bool) -> list[WorkerUpdate]:
     known = run.acked.states
     found: list[WorkerUpdate] = []
     if "starting" not in known:
-        port = None if run.assignment.nodes == 1 or run.assignment.node_rank else int(run.assignment.rendezvous.rpartition(":")[2])
+        met = (run.assignment.nodes > 1 or run.assignment.replicas is not None) and not run.assignment.node_rank
+        port = int(run.assignment.rendezvous.rpartition(":")[2]) if met else None
         found.append(WorkerUpdate(lease=run.lease, state="starting", ts=steady_time(), run_dir=str(run.dir.path), port=port))
     if "running" not in known and run.identity is not None:
         found.append(

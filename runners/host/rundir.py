@@ -10,6 +10,7 @@
         reports-<rank>.jsonl              protocol.Record lines, appended by each rank
         cpus.json                         {"cpus": n}: cores of the node that the job may use; replaced by the agent whenever they change
         input.json                        InputGroup: where the batches lie that it shares with other jobs
+        replicas.json                     ReplicaGroup: the daemon's newest word on its group; replaced in the same way
         turn.json                         {"path", "priority"}: where a job that is switched takes turns; replaced in the same way
         takes-turns                       made by a command that calls yield_point(): it takes turns by itself
         stop.json                         written by the agent before it signals the supervisor
@@ -39,9 +40,11 @@ PREEMPTED_EXIT = 75  #: EX_TEMPFAIL: the worker has checkpointed and left becaus
 OOM_EXIT = 76  #: the worker ran out of memory, on the GPU or the host
 OOM_MARKER = "stoker: out of memory:"  #: how the line of the log begins that says so
 
-CPUS, TURN, INPUT = "cpus.json", "turn.json", "input.json"
+CPUS, TURN, INPUT, REPLICAS = "cpus.json", "turn.json", "input.json", "replicas.json"
 TAKES_TURNS = "takes-turns"
 STOP_SEEN, DONE = "stop-seen", "done"
+
+BY_DIGEST = "sha256:"  #: as in the protocol, which takes a while to import
 
 _LARGEST = 16 << 20  #: bytes of a JSON file of the directory
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC  #: fails at a pipe that nobody reads, rather than to wait
@@ -129,6 +132,13 @@ class RunDir:
 def checkpoints_of(run: RunDir, assignment: Assignment) -> Path:
     """Where the checkpoints of its job lie: in the home, or in the directory that the runners share."""
     return run.checkpoints if assignment.checkpoints is None else Path(assignment.checkpoints)
+
+
+def snapshot_of(home: Path, assignment: Assignment) -> Path | None:
+    """The directory of the copied tree in which a job runs; None: it runs where it was submitted from."""
+    if assignment.snapshot is None or not assignment.snapshot.startswith(BY_DIGEST):
+        return Path(assignment.snapshot) if assignment.snapshot else None
+    return home / "snapshots" / assignment.snapshot.removeprefix(BY_DIGEST)
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:

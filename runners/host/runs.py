@@ -21,7 +21,7 @@ from ...engine.identity import Process
 from ...engine.protocol import Assignment, Outcome, Time, Whole
 from . import processes
 from .report_tail import Acked, sizes
-from .rundir import ENV_TAG, RunDir, checkpoints_of
+from .rundir import ENV_TAG, REPLICAS, RunDir, checkpoints_of
 from .supervisor import TAKEN, Launch, Stop, register, write_exit
 from .warm_starts import Forked
 
@@ -57,6 +57,7 @@ class Run:
         self._reported: dict[int, int] = {}  #: bytes of each rank's reports when they were last looked at
         self._complaints: set[str] = set()
         self.boot_id: str | None = None
+        self.fences = False  #: its supervisor stops it when the daemon is not heard
         self.warm: bool | None = None  #: its worker was forked; None: not known
         self.cold_because: str | None = None  #: why it was not
         self.descriptor: int | None = None  #: readable once its supervisor is gone
@@ -105,9 +106,14 @@ class Run:
         return run
 
     def adjust(self, now: Assignment) -> None:
-        """How it shares its GPUs from now on; of a gang, where its ranks meet, once its first node has told that."""
+        """What may change: how it shares its GPUs; where a gang's ranks meet, once told; a replica's group; what it begins with."""
+        if now.replicas is not None and now.replicas != self.assignment.replicas:
+            with self.isolated():
+                self.dir.replace(REPLICAS, msgspec.to_builtins(now.replicas))
         meeting = self.assignment.rendezvous or now.rendezvous
-        self.assignment = msgspec.structs.replace(self.assignment, share=now.share, priority=now.priority, rendezvous=meeting)
+        self.assignment = msgspec.structs.replace(
+            self.assignment, share=now.share, priority=now.priority, rendezvous=meeting, replicas=now.replicas, fetch=now.fetch
+        )
 
     def start(self, launch: Launch, forked: Forked | None = None) -> None:
         """Start the supervisor, unless a fork server was asked to. It outlives us: a session of its own, and nothing of ours open."""
@@ -192,6 +198,7 @@ class Run:
             return
         met = Process(int(found["pid"]), float(found["started"]))
         self.boot_id = str(found["boot_id"])
+        self.fences = bool(found.get("fences"))
         self.warm, self.cold_because = found.get("warm"), found.get("cold")
         self.identity, self.phase, self._cold = met, Phase.LIVE, None
         self.descriptor = processes.watch(met)

@@ -31,15 +31,18 @@ from typing import TYPE_CHECKING, Any, NotRequired, Protocol, TypedDict
 
 from ...engine import identity
 from ...engine.identity import Process, Stat
+from ..network.heard import LOOK, overdue_in
 from . import endings, processes
 from .lease_log import RotatingLog
 from .rundir import DONE, ENV_LEASE, STOP_SEEN, reserve, write_atomically
 
 if TYPE_CHECKING:
     from ..share.command_turns import CommandTurns
+    from ..worker.host_limits import HostLimits
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PIPE_BYTES = 1 << 20
+_LOOK = 0.5  #: seconds between looks at the memory of a job whose memory is limited
 _TICK = 0.05  #: seconds between looks at the process tree, only while something is being ended
 _LEFTOVER_GRACE = 2.0  #: seconds that what outlives the main process gets to end by itself
 _TAIL = 4096  #: bytes of the log's end that go into exit.json
@@ -64,7 +67,10 @@ class Launch(TypedDict):
     kill_wait: float  #: seconds to wait for processes after SIGKILL
     notes: NotRequired[list[str]]  #: lines that its log begins with
     turns: NotRequired[bool]  #: it is a command that shares its GPU by turns
+    heard: NotRequired[str]  #: file that says when the daemon was heard
+    grace: NotRequired[float]  #: seconds to leave, when that is too long ago
     cold: NotRequired[str]  #: why it is started in a fresh process
+    host: NotRequired[dict[str, int]]  #: memory (bytes) and cpus of this host that it may use
 
 
 class Stop(TypedDict):
@@ -125,6 +131,8 @@ class Supervisor:
         self.launchers: set[Process] = set()  #: those whose ranks have been asked
         self.kill_at: float | None = None
         self.turns: CommandTurns | None = None
+        self.look_at = 0.0  #: monotonic time at which it is looked next whether the daemon is heard
+        self.limits: HostLimits | None = None
         self.killed = False  #: the grace was over while processes still ran
         self.kernel_kills = oom_kills()
         self.selector = selectors.DefaultSelector()
@@ -145,11 +153,15 @@ class Supervisor:
         if stop := read_stop(self.run_dir):  # it came before we were there to be signalled
             self._write_exit("stopped", f"{stop['reason']} before it was started", stop["reason"])
             return
+        if (left := self._patience()) is not None and left <= 0:
+            self._write_exit("lost", f"not started: {endings.NOT_HEARD}", endings.UNHEARD)
+            return
         with contextlib.suppress(OSError):  # a disk that is full already: there may be room again at the end
             reserve(self.run_dir / "exit.json", _EXIT_BYTES)  # else a disk that fills up makes a finished job a lost one
         try:
+            self._limit()
             self._start()
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, subprocess.SubprocessError) as error:  # the last: before the child became the command
             words = f"cannot start {self.launch['argv'][0]!r} in {self.launch['cwd']}: {error}"
             self._write_exit("start-failed", words, host_at_fault=isinstance(error, OSError))
             return
@@ -161,6 +173,32 @@ class Supervisor:
         self._drain()
         self._finish(survivors)
 
+    def _limit(self) -> None:
+        """Make ready what keeps it to its part of the host."""
+        if not (host := self.launch.get("host")):
+            return
+        from ..worker.host_limits import HostLimits
+
+        env = self.launch["env"]
+        name = f"stoker-{env[ENV_LEASE]}-{os.getpid()}"
+        cuda = bool(env.get("CUDA_VISIBLE_DEVICES"))  # its driver reserves more than any limit of data would allow
+        self.limits = HostLimits(
+            name, host.get("memory"), host.get("cpus"), measure=self._main_memory, data=not cuda,
+            say=lambda words: self.log.write(f"stoker: {words}\n".encode()),
+        )  # fmt: skip
+
+    def _main_memory(self) -> int:
+        """Bytes that all below us take. Pages that they share are divided among them only where that matters: it takes longer."""
+        tree = processes.descendants(os.getpid(), processes.table())
+        most = sum(found.memory for found in tree)
+        return most if self.limits is None or most < (self.limits.memory or 0) / 2 else sum(map(processes.memory, tree))
+
+    def _enter(self) -> None:
+        """In the child before it becomes the command: so nothing that it starts escapes."""
+        default_signals()
+        if self.limits is not None:
+            self.limits.enter(os.getpid(), int(self.launch["env"][ENV_LEASE]))
+
     def _start(self) -> None:
         output, written = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(output, False)
@@ -170,6 +208,8 @@ class Supervisor:
             pass  # above the user's limit for pipes; the default size does too
         try:
             self.main = self._spawn(written)
+            if self.limits is not None and self.warm:
+                self.limits.enter(self.main.pid, int(self.launch["env"][ENV_LEASE]))
         finally:
             os.close(written)
         self.output = output
@@ -196,7 +236,7 @@ class Supervisor:
             stdout=output,
             stderr=output,
             start_new_session=True,
-            preexec_fn=default_signals,  # noqa: PLW1509 - one thread
+            preexec_fn=self._enter,  # noqa: PLW1509 - one thread
         )
 
     def _supervise(self) -> list[Stat]:
@@ -204,9 +244,12 @@ class Supervisor:
         give_up: float | None = None
         while True:
             ending = self.stop is not None or self.exit_code is not None
-            for key, _ in self.selector.select(_TICK if ending else None):
+            for key, _ in self.selector.select(_TICK if ending else self._next_look()):
                 key.data()
+            if self.limits is not None and self.exit_code is None and self.limits.exceeded():
+                self._stop(Stop(reason=endings.HOST_MEMORY, grace=0.0))
             childless = self._reap()
+            self._look_for_daemon()
             if self.stop is None and self.exit_code is None:
                 continue
             if self.turns is not None:  # who leaves does so at once, and is not stopped again
@@ -226,6 +269,25 @@ class Supervisor:
             give_up = give_up or now + self.launch["kill_wait"]
             if now >= give_up:
                 return left
+
+    def _patience(self) -> float | None:
+        """Seconds for which the job may go on without a word of the daemon; None: for ever."""
+        path = self.launch.get("heard")
+        return None if path is None else overdue_in(path)
+
+    def _next_look(self) -> float | None:
+        """Seconds until it is looked whether the daemon is heard, or at the memory of its job; None: at neither."""
+        looks = [] if "heard" not in self.launch else [max(self.look_at - time.monotonic(), 0.0)]
+        return min([*looks, *([] if self.limits is None else [_LOOK])], default=None)
+
+    def _look_for_daemon(self) -> None:
+        """Stop when the daemon was not heard for too long; what came of the grace while this host slept does not come again."""
+        if self.stop is not None or self.exit_code is not None or "heard" not in self.launch or time.monotonic() < self.look_at:
+            return
+        left = self._patience()
+        self.look_at = time.monotonic() + (LOOK if left is None else min(max(left, 0.0), LOOK))
+        if left is not None and left <= 0:
+            self._stop(Stop(reason=endings.UNHEARD, grace=max(self.launch.get("grace", 30.0) + left, 0.0)))
 
     def _ask(self, left: list[Stat]) -> None:
         """SIGTERM, once each, to those who decide for the others. A process that is stopped would not hear it."""
@@ -308,6 +370,8 @@ class Supervisor:
     def _finish(self, survivors: list[Stat]) -> None:
         kernel_oom = oom_kills() > self.kernel_kills
         reason = self.stop["reason"] if self.stop else None
+        if self.limits is not None:
+            self.limits.close()
         log = self.log.tail()
         ending = endings.judge(
             exit_code=-signal.SIGKILL if self.exit_code is None else self.exit_code,
@@ -320,6 +384,7 @@ class Supervisor:
             kernel_oom=kernel_oom,
             log=log,
             survivors=processes.words(survivors),
+            over=None if self.limits is None else self.limits.over,
         )
         self.log.close()
         tail = log[-_TAIL:].decode(errors="replace")
@@ -410,7 +475,8 @@ def supervise(supervisor: Supervisor) -> int:
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
     supervisor.watch_signals()
-    if not register(supervisor.run_dir, processes.myself(), warm=supervisor.warm, cold=supervisor.launch.get("cold")):
+    facts = {"warm": supervisor.warm, "cold": supervisor.launch.get("cold"), "fences": "heard" in supervisor.launch}
+    if not register(supervisor.run_dir, processes.myself(), **facts):
         return TAKEN
     supervisor.run()
     return 0

@@ -134,8 +134,8 @@ def free_port(first: int | None = None) -> int:
 
 
 def with_free_port(assignment: Assignment) -> Assignment:
-    """On the first node of a gang over several: with a port that is free here, the one proposed if possible."""
-    if assignment.nodes == 1 or assignment.node_rank:
+    """On the first node of a gang over several, and of a replica: with a port that is free here, the one proposed if possible."""
+    if (assignment.nodes == 1 and assignment.replicas is None) or assignment.node_rank:
         return assignment
     import msgspec  # not where only an address is asked for, as the command line does
 

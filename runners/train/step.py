@@ -41,6 +41,10 @@ class Step(Protocol):
         """
         ...
 
+    def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Make their gradients those of the whole step, where others compute a part of it; before clipping and the optimizer."""
+        ...
+
     def close(self) -> None:
         """Give back what it holds."""
         ...
@@ -66,16 +70,23 @@ class PlainStep:
     def update(self, batches: Sequence[Any], weight: float) -> torch.Tensor:
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
-        if len(batches) == 1:
-            loss = self._backward(batches[0], weight)
-        else:
-            # With one sum of gradients for each name of a weight, which are added at the end (see swap.swap_executor).
-            with untied(self.model) if self.ranks.size == 1 else nullcontext():
-                loss = self._accumulated(batches, weight)
+        loss = self.gradients(batches, weight)
+        self.reduce(list(self.model.parameters()))
         if self.task.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.task.clip_norm)
         self.optimizer.step()
         return loss
+
+    def gradients(self, batches: Sequence[Any], weight: float) -> torch.Tensor:
+        """Add ``weight`` times the mean gradient of the batches to what the parameters have; the mean of the losses."""
+        if len(batches) == 1:
+            return self._backward(batches[0], weight)
+        # With one sum of gradients for each name of a weight, which are added at the end (see swap.swap_executor).
+        with untied(self.model) if self.ranks.size == 1 else nullcontext():
+            return self._accumulated(batches, weight)
+
+    def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
+        pass  # DDP has averaged over the ranks, in `gradients`
 
     def _accumulated(self, batches: Sequence[Any], weight: float) -> torch.Tensor:
         base, losses, last = drawn(), [], len(batches) - 1

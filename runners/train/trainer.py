@@ -176,6 +176,10 @@ class Trainer:
             values |= self.loading.shared.values(last=self.step >= self.total)
         self._report({"loss": mean, "samples": float(samples), **values, **self.work.values})
         self._look_at_target({"loss": mean})
+        self.tell_loss(mean)
+
+    def tell_loss(self, mean: float) -> None:
+        """In a line of the log, every now and then."""
         if time.monotonic() - self._logged >= _LOG_INTERVAL:
             self._logged = time.monotonic()
             log.info("step %d of %d: loss %.4f", self.step, self.total, mean)
@@ -339,6 +343,13 @@ class Trainer:
             if state[name] != now:
                 problem = f"the checkpoint in {self.checkpoints.path} was made with {name} {state[name]}, the task has {now}"
                 raise UsageError(f"{problem}; submit it as a new job")
+        self.take(state)
+        self.saved = self.step
+        feeds: list[State] = state.get("feeds", [])
+        return feeds
+
+    def take(self, state: Mapping[str, Any]) -> None:
+        """Become what was saved."""
         missing, unexpected = self.model.load_state_dict(state["model"], strict=False)
         if unexpected or not set(missing) <= (set() if self.task.save_frozen else self._frozen()):
             names = ", ".join([*missing, *unexpected][:3])
@@ -348,14 +359,12 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
-        self.step = self.saved = int(state["step"])
+        self.step = int(state["step"])
         self.evaluated, self.reached = int(state["evaluated"]), bool(state["reached"])
         if len(state["generators"]) == self.ranks.size:
             rng.set_state(state["generators"][self.ranks.rank])
         else:  # another number of ranks: the same samples in the same order, other draws
             rng.seed_all(self.task.seed * 1_000_003 + self.step * 1009 + self.ranks.rank)
-        feeds: list[State] = state.get("feeds", [])
-        return feeds
 
     def _begin(self, source: Path) -> None:
         """Take over the weights of another training by name and shape, but for what the task calls its own."""

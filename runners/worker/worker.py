@@ -27,9 +27,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from ...engine.errors import StokerError, UsageError, nearest
+from ...engine.home import ENV_IMPORTING
 from ...engine.protocol import Assignment
 from ...engine.spec.model import SERVES, JobSpec, Serve
-from ..host.rundir import ENV_CHECKPOINTS, ENV_RUN_DIR, OOM_EXIT, OOM_MARKER, PREEMPTED_EXIT
+from ..host.rundir import ENV_CHECKPOINTS, ENV_JOB, ENV_RUN_DIR, OOM_EXIT, OOM_MARKER, PREEMPTED_EXIT
 from . import script
 
 if TYPE_CHECKING:
@@ -131,6 +132,14 @@ def _trained(assignment: Assignment, spec: JobSpec, ranks: Ranks) -> int:
 
         Server(task, spec.serve or Serve(), begin_from, ranks, Path(os.environ[ENV_RUN_DIR]), spec.hang_after).run()
         return PREEMPTED_EXIT
+    if spec.replicas is not None and not assignment.profile:
+        from ..replicas.replica_trainer import ReplicaTrainer, word_in
+
+        where = word_in(Path(os.environ[ENV_RUN_DIR]), assignment)
+        done = ReplicaTrainer(task, spec.stop, script.checkpoint_dir(), ranks, spec.replicas, assignment, where, begin_from).run()
+        if done:
+            script.done()
+        return 0 if done else PREEMPTED_EXIT
     # Nothing may keep the trainer until the group is left.
     work = _work(spec, task, ranks)
     loading: dict[str, Any] = {"reuse": spec.reuse, "pipeline": spec.pipeline, "work": work}
@@ -197,8 +206,12 @@ def _entrypoint(name: str) -> Callable[..., Any]:
         raise UsageError(f"entrypoint: {name!r} is not of the form module:function")
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)  # as `python script.py` does, also where PYTHONSAFEPATH is set
-    with _import_errors(name, module_name):
-        module = importlib.import_module(module_name)
+    os.environ[ENV_IMPORTING] = os.environ.get(ENV_JOB, "0")  # what it would submit is refused
+    try:
+        with _import_errors(name, module_name):
+            module = importlib.import_module(module_name)
+    finally:
+        del os.environ[ENV_IMPORTING]
     function: Callable[..., Any] | None = getattr(module, attribute, None)
     if not callable(function):
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]

@@ -1,2 +1,3 @@
--- Every node, its state, and the places whose checkpoints it reads, a line each.
-SELECT id, state, concat_ws(chr(10), host || ':' || home, place, shared_place) AS places FROM nodes
+-- Every node, its state, the places whose checkpoints it reads, a line each, the bytes of a checkpoint that it fetches at most,
+-- and when it hands itself back.
+SELECT id, state, concat_ws(chr(10), host || ':' || home, place, shared_place) AS places, fetch_at_most::DOUBLE AS fetch_at_most, epoch(leaves_at) AS leaves FROM nodes

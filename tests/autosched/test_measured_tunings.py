@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from common import Runner, submission
-from stoker.engine.autosched import pool_tuning
-from stoker.engine.autosched.pool_tuning import NAME, Asked, PoolTuning
+from stoker.engine.autosched import pool_requests
+from stoker.engine.autosched.pool_requests import NAME, Asked
+from stoker.engine.autosched.pool_tuning import PoolTuning
 from stoker.engine.autosched.stored_tunings import NewTuning, add_tuning
 from stoker.engine.client import Client
 from stoker.engine.config import Config, PolicyDefault
@@ -97,7 +98,7 @@ def test_it_is_told_when_the_next_search_comes(pool: Pool, monkeypatch: pytest.M
     pool.put(AFTER, Auto(True, PERIOD))
     assert pool.tuning.standing()["default"] == {
         "period": PERIOD, "objective": "jct", "next": None, "why": "waits for a history of 30 jobs; it has 1"}  # fmt: skip
-    monkeypatch.setattr(pool_tuning, "LEAST_JOBS", 1)
+    monkeypatch.setattr(pool_requests, "LEAST_JOBS", 1)
     assert pool.tuning.standing()["default"]["next"] == pytest.approx(pool.now + PERIOD / 12, abs=5), "at the next look"
     pool.applied(NAME, 50.0)
     pool.now = time.time() + PERIOD / 4

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from common import Runner, submission
-from stoker.engine.autosched.pool_tuning import Asked, PoolTuning
+from stoker.engine.autosched.pool_requests import Asked
+from stoker.engine.autosched.pool_tuning import PoolTuning
 from stoker.engine.autosched.stored_models import version_of
 from stoker.engine.client import Client
 from stoker.engine.config import Config, PolicyDefault
@@ -71,7 +72,7 @@ def tuning(tmp_path: Path, request: pytest.FixtureRequest) -> PoolTuning:
 
 def answered(tuning: PoolTuning, period: float = 60.0) -> dict[str, Any]:
     """Of a search with two trials; for a twelfth of the period a causal model is learnt behind it."""
-    until(lambda: tuning._busy is None, 60)
+    until(lambda: tuning.searches.busy is None, 60)
     tuning.begin(Asked("default", dry_run=True, trials=2, period=period, by="somebody"))
     answer: dict[str, Any] = until(lambda: (found := tuning.answer("default"))["state"] != "searching" and found, 120)
     assert answer["state"] == "done", answer
@@ -86,12 +87,12 @@ def test_durations_that_nobody_told_are_predicted_and_the_predictor_is_of_a_day(
     first = answered(tuning)
     assert first["durations"].startswith("durations are predicted, the range right in ") and "(last " in first["durations"]
     assert 14400.0 < first["objective_before"] < 50000.0  # drawn from the range of the user's jobs, above 4 h; the pool's median is 3 000 s
-    learnt = tuning._predictors["default"]
-    assert answered(tuning)["durations"] == first["durations"] and tuning._predictors["default"] is learnt
+    learnt = tuning._requests._predictors["default"]
+    assert answered(tuning)["durations"] == first["durations"] and tuning._requests._predictors["default"] is learnt
     day_later = time.time() + 86400.0
-    monkeypatch.setattr(tuning, "_clock", lambda: day_later)
+    monkeypatch.setattr(tuning._requests, "_clock", lambda: day_later)
     answered(tuning)
-    assert tuning._predictors["default"][1] == day_later
+    assert tuning._requests._predictors["default"][1] == day_later
 
 
 @pytest.mark.slow

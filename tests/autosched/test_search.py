@@ -267,6 +267,14 @@ def test_what_was_best_before_takes_a_quarter_of_the_samples_at_most(trials: int
     assert [trial.config for trial in found.trials if trial.config in before] == before[:come]
 
 
+def test_what_does_not_depend_on_rewards_is_told_beforehand() -> None:
+    told: list[Configuration] = []
+    before = [{**BOWL, "y": 7.0}]
+    found = search(space_of(Bowl, BOWL), bowl, BOWL, first=before, seed=4, trials=20, ahead=told.extend)
+    assert len(told) == 9 and told == [trial.config for trial in found.trials[1:10]]
+    assert found.trials == search(space_of(Bowl, BOWL), bowl, BOWL, first=before, seed=4, trials=20).trials
+
+
 def test_a_trial_that_was_cut_off_is_learnt_from_at_half_the_reward() -> None:
     class Listening(Told):
         def __init__(self) -> None:

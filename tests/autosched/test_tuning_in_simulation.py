@@ -11,15 +11,23 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from stoker.engine.autosched import learning, search_process, simulated_tuning
+from stoker.engine.autosched import learning, search_process, tuning_controller
 from stoker.engine.autosched.learning import Past, learnt_from
 from stoker.engine.autosched.moment_of_trace import situation_of, stand_at
-from stoker.engine.autosched.pool_gains import is_burst, newest, tried_before
-from stoker.engine.autosched.rollback import has_harmed, measured_gain
 from stoker.engine.autosched.search_process import Answer, Request, SearchFailed, find, find_apart
 from stoker.engine.autosched.simulated_tuning import SimulatedTuning
 from stoker.engine.autosched.situation import CutOff, History, Situation, aggregated, bound_of, look_ahead, measure, no_jobs, predictor_of
 from stoker.engine.autosched.summary import summary_of
+from stoker.engine.autosched.tuning_controller import (
+    Controller,
+    Trigger,
+    has_harmed,
+    is_burst,
+    measured_gain,
+    newest,
+    refusal,
+    tried_before,
+)
 from stoker.engine.sim.cluster import Cluster
 from stoker.engine.sim.run_options import Errors, Options
 from stoker.engine.sim.simulator import Simulation, simulate
@@ -28,7 +36,7 @@ from stoker.engine.sim.workload import Workload, make_workload
 from stoker.policies import registry
 from stoker.policies.autosched.causal_model import NoModel
 from stoker.policies.autosched.duration_ranges import NoPredictor
-from stoker.policies.contract import Plan, View
+from stoker.policies.contract import Floats, Plan, View
 from stoker.policies.keys import tunable
 from stoker.policies.tiresias import Tiresias
 
@@ -97,7 +105,7 @@ def test_what_comes_after_now_changes_no_decision(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(learning, "MOMENTS", 5)
     as_it_was = crowded(jobs=100)
     both = (as_it_was, altered_after(as_it_was, NOW))
-    searches = [find(Request(at(workload), {}, trials=5)) for workload in both]
+    searches = [find(Request.of(at(workload), {}, trials=5)) for workload in both]
     first, second = ([(trial.config, trial.reward) for trial in answer.found.trials] for answer in searches)
     assert first == second
     pytest.importorskip("causallearn")
@@ -155,7 +163,7 @@ def test_what_is_found_on_grouped_jobs_is_told_by_the_jobs_themselves(monkeypatc
     simulation = stand_at(workload, CLUSTER, "fifo", {"backfill": False}, Options(), 60.0)
     situation = situation_of(simulation, "fifo", Options())[0]
     assert aggregated(situation).jobs < situation.jobs
-    found = find(Request(situation, {"backfill": False}, trials=4)).found
+    found = find(Request.of(situation, {"backfill": False}, trials=4)).found
     before, after = (measure(situation, registry.create("fifo", config)) for config in (found.in_force, found.best))
     assert found.gain == pytest.approx(before.jct / after.jct) and found.gain > 1.5
 
@@ -246,7 +254,7 @@ class Hanging:
 def test_a_trial_that_hangs_is_cut_off_named_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_process, "LEAST_SECONDS", 0.05)
     situation = dataclasses.replace(at(crowded(jobs=40)), policy=f"{__name__}:Hanging")
-    found = find(Request(situation, {}, trials=6)).found
+    found = find(Request.of(situation, {}, trials=6)).found
     why = {trial.why for trial in found.trials if trial.outcome == "failed"}
     assert found.count("failed") >= 1 and all("cut off" in words for words in why)
 
@@ -278,7 +286,7 @@ def test_a_trial_may_cost_what_the_default_costs_whatever_is_in_force(monkeypatc
     usual = bound_of(measure(situation, registry.create(situation.policy, {})))
     costly = {"every": 10.0}
     assert measure(situation, registry.create(situation.policy, costly)).decisions > usual
-    found = find(Request(situation, costly, trials=8, aggregate=False, first=({"every": 20.0}, {"every": 1e6}))).found
+    found = find(Request.of(situation, costly, trials=8, aggregate=False, first=({"every": 20.0}, {"every": 1e6}))).found
     assert [trial.outcome for trial in found.trials[:3]] == ["simulated", "failed", "simulated"]
     assert f"cut off after {usual} decisions" in found.trials[1].why
 
@@ -286,7 +294,7 @@ def test_a_trial_may_cost_what_the_default_costs_whatever_is_in_force(monkeypatc
 @pytest.mark.parametrize("objective", ["p99", "rho", "cost"])
 def test_other_objectives_are_made_small(objective: str) -> None:
     situation = at(crowded())
-    found = find(Request(situation, {}, objective, trials=8, aggregate=False)).found
+    found = find(Request.of(situation, {}, objective, trials=8, aggregate=False)).found
     before, after = (getattr(measure(situation, registry.create("tiresias", config)), objective) for config in (found.in_force, found.best))
     assert found.gain == pytest.approx(before / after) and found.gain >= 1.0
     assert found.gain == max(trial.reward or 0.0 for trial in found.trials)
@@ -304,12 +312,12 @@ class Polite(Hanging):
 
 
 def test_a_search_is_in_nobodys_way() -> None:
-    request = Request(dataclasses.replace(at(crowded(jobs=40)), policy=f"{__name__}:Polite"), {}, trials=2)
+    request = Request.of(dataclasses.replace(at(crowded(jobs=40)), policy=f"{__name__}:Polite"), {}, trials=2)
     assert find_apart(request).found.count("simulated") == 2
 
 
 def test_a_search_in_its_own_process_answers_the_same() -> None:
-    request = Request(at(crowded(jobs=60)), {}, trials=4)
+    request = Request.of(at(crowded(jobs=60)), {}, trials=4)
     apart, here = find_apart(request).found, find(request).found
     assert [trial.config for trial in apart.trials] == [trial.config for trial in here.trials] and apart.gain == here.gain
 
@@ -319,14 +327,14 @@ def test_bad_input_is_one_line() -> None:
     assert look_ahead(few, np.ones(10), 20.0)[1] == "no arrivals are expected: the history has 10 jobs, 30 are needed"
     empty = dataclasses.replace(at(make_workload("", [0.0, 9.0], [1.0, 1.0], [1, 1]), 5.0), coming=no_jobs())
     with pytest.raises(SearchFailed, match="no job is there or expected"):
-        find(Request(empty, {}))
+        find(Request.of(empty, {}))
     with pytest.raises(SearchFailed, match="no job at hand has a deadline, so by slo all configurations are alike"):
-        find(Request(at(crowded(jobs=40)), {}, objective="slo"))
+        find(Request.of(at(crowded(jobs=40)), {}, objective="slo"))
     constant = dataclasses.replace(at(make_workload("", [0.0], [100.0], [1]), 1.0), coming=no_jobs())
-    request = Request(constant, {}, trials=5)
+    request = Request.of(constant, {}, trials=5)
     answer = find(request)
     assert answer.found.gain == 1.0 and summary_of(answer, request)["alike"]
-    waits = Request(at(crowded()), {}, trials=5)
+    waits = Request.of(at(crowded()), {}, trials=5)
     assert not summary_of(find(waits), waits)["alike"]
 
 
@@ -354,13 +362,12 @@ def test_a_burst_is_beyond_three_sigmas() -> None:
     """One a check for 20 checks, then 5: mean 1, 1 + 3 = 4. With 4 of them chance may do it, and 5 are needed."""
     steady = [300.0 * n + 10 for n in range(20)]
 
-    def history(count: int) -> History:
-        moments = np.array([*steady, *(6000.0 + 10 + n for n in range(count))])
-        return History(moments, np.ones(len(moments), dtype=int), moments * math.nan, moments * math.nan, ["u"] * len(moments))
+    def arrivals(count: int) -> Floats:
+        return np.array([*steady, *(6000.0 + 10 + n for n in range(count))])
 
-    assert is_burst(history(5), 6300.0, 300.0) and not is_burst(history(4), 6300.0, 300.0)
+    assert is_burst(arrivals(5), 6300.0, 300.0) and not is_burst(arrivals(4), 6300.0, 300.0)
     # A burst in the middle of a search is seen after it, and not again after the next.
-    later = history(5)
+    later = arrivals(5)
     assert not is_burst(later, 6900.0, 300.0) and is_burst(later, 6900.0, 300.0, 6000.0) and not is_burst(later, 6900.0, 300.0, 6310.0)
 
 
@@ -369,20 +376,38 @@ def test_a_daily_wave_is_no_burst() -> None:
     rng, checks = np.random.default_rng(0), np.arange(3 * 288)
     counts = rng.poisson(30.0 * (1.0 + 0.8 * np.sin(2 * np.pi * checks / 288)))
     moments = np.repeat(300.0 * checks + 10.0, counts)
-    whole = History(moments, np.ones(len(moments), dtype=int), moments * math.nan, moments * math.nan, ["u"] * len(moments))
-    seen = [is_burst(whole.until(now), now, 300.0, now - 300.0) for now in (300.0 * checks[-288:] + 300.0).tolist()]
+    seen = [is_burst(moments[moments <= now], now, 300.0, now - 300.0) for now in (300.0 * checks[-288:] + 300.0).tolist()]
     assert sum(seen) <= 9
     sudden = np.sort(np.concatenate((moments, 300.0 * checks[-1] + np.arange(60.0))))
-    more = History(sudden, np.ones(len(sudden), dtype=int), sudden * math.nan, sudden * math.nan, ["u"] * len(sudden))
-    assert is_burst(more, 300.0 * checks[-1] + 300.0, 300.0)
+    assert is_burst(sudden, 300.0 * checks[-1] + 300.0, 300.0)
+
+
+def test_a_search_is_due_once_a_period_and_upon_bursts() -> None:
+    """A restart reads the last search from the tables; a clock that is set moves what it remembers; a burst puts off no periodic search."""
+    quiet, burst = np.array([300.0 * n for n in range(40)]), np.array([300.0 * n for n in range(40)] + [12_000.0 + n for n in range(9)])
+    controller = Controller(HOUR)
+    assert controller.due(12_000.0, lambda: quiet, stored=11_000.0) is None
+    assert controller.due(12_290.0, lambda: burst, stored=11_000.0) == Trigger("a burst of arrivals", 1.1)
+    assert controller.due(12_300.0, lambda: quiet, stored=11_000.0) is None and controller.period_ends(12_300.0, 11_000.0) == 14_600.0
+    assert controller.due(14_600.0, lambda: quiet, stored=11_000.0) == Trigger("hourly", 1.005)
+    controller.clock_set(-1000.0)
+    assert controller.period_ends(13_700.0) == 17_200.0
+    assert Controller(12.0).due(50.0, lambda: quiet) == Trigger("a period is over", 1.005), "nothing was ever searched"
+
+
+def test_which_best_is_applied() -> None:
+    before, after = {"queues": 2}, {"queues": 3}
+    assert refusal(before, after, 1.2, 1.1) == ""
+    assert refusal(before, after, 1.05, 1.1) == "it gains 1.050 ×, less than 1.1" and refusal(before, before, 1.0, 1.0)
+    assert refusal(before, after, 1.2, 1.1, [after]) == "what gains 1.200 × was taken back in the last 24 periods"
 
 
 def test_bursts_put_off_no_search_of_a_period(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every check sees a burst: the hourly searches are made all the same, an hour apart."""
-    monkeypatch.setattr(simulated_tuning, "is_burst", lambda *_: True)
+    monkeypatch.setattr(tuning_controller, "is_burst", lambda *_: True)
     control = SimulatedTuning("tiresias", {}, Options(), trials=2)
     simulate(crowded(hours=4.0, jobs=80), CLUSTER, registry.create("tiresias", {}), Options(), control=control)
-    hourly = [turn.at for turn in control.turns if turn.why == "a period"]
+    hourly = [turn.at for turn in control.turns if turn.why == "hourly"]
     assert len(hourly) >= 3 and np.diff(hourly).max() == pytest.approx(HOUR) and len(control.turns) > 3 * len(hourly)
 
 
@@ -395,7 +420,7 @@ def test_without_the_extra_it_searches_and_says_so(monkeypatch: pytest.MonkeyPat
     for name in ("sklearn", "sklearn.ensemble", "causallearn"):
         monkeypatch.setitem(sys.modules, name, None)
     workload = crowded()
-    answer = find(Request(at(workload), {}, trials=3, learn=Past(workload, CLUSTER, NOW)))
+    answer = find(Request.of(at(workload), {}, trials=3, learn=Past(workload, CLUSTER, NOW)))
     assert answer.model is None and len(answer.found.trials) == 3
     assert answer.words == "the extra is not installed: pip install '.[autosched]' in Stoker's source tree"
     with pytest.raises(NoPredictor, match="the extra is not installed"):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from e2e import DaemonProcess, RunnerProcess, daemon_apart
+from stoker import client
 from stoker.engine.cli.main import run
 
 Stoker = Callable[..., tuple[int, str, str]]
@@ -34,3 +35,12 @@ def stoker(live: DaemonProcess, capsys: pytest.CaptureFixture[str], tmp_path: Pa
         return code, out, err
 
     return call
+
+
+@pytest.fixture
+def connected(live: DaemonProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A directory to submit from, where `stoker.client` finds the daemon as people's does: by STOKER_HOME."""
+    monkeypatch.setenv("STOKER_HOME", str(live.home.path))
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    client._default.close()

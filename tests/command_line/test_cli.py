@@ -237,6 +237,12 @@ BAD: list[tuple[list[str], int, str]] = [
     (["runner", "slurm", "--partition", "g\np", "--time", "1h"], 2, "--partition"),
     (["runner", "slurm", "--partition", "gpu", "--time", "1h", "--pool", "../x"], 2, "--pool"),
     (["runner", "slurm", "dwn"], 2, "did you mean 'down'"),
+    (["runner", "ray", "up", "--slots", "1"], 2, "--nodes"),
+    (["runner", "ray", "up", "--nodes", "2", "--slots", "1", "--gpus", "1"], 2, "--gpus, --slots: give one of them"),
+    (["runner", "ray", "up", "--nodes", "2"], 2, "--url"),
+    (["runner", "ray", "down", "--pool", "../x"], 2, "--pool"),
+    (["simulate", "missing.csv", "-p", "fifo", "-n", "1x2", "--on", "rya"], 2, "--on"),
+    (["tune", "default", "--on", "ray"], 2, "--on: goes with --trace"),
     (["drain"], 2, "NODE"),
     (["policy", "set"], 2, "POLICY"),
     (["policy", "set", "fifo", "interval"], 2, "KEY=VALUE"),
@@ -274,8 +280,8 @@ def test_a_mistake_gets_one_line(stoker: Stoker, arguments: list[str], code: int
 
 NEEDS_DAEMON = [
     "ps", "status", "show 1", "explain 1", "pipeline 1", "logs 1", "ask 1 text",
-    "cancel 1", "cancel --user ann", "retry 1", "wait 1", "clean",
-    "hold 1", "release 1", "move 1 --restart", "priority 1 1", "schedule list",
+    "cancel 1", "cancel --user ann", "retry 1", "wait 1", "clean", "export tensorboard 1",
+    "export mlflow 1", "hold 1", "release 1", "move 1 --restart", "priority 1 1", "schedule list",
     "schedule remove 1",
     "top --once", "top --json", "sql SELECT", "schema", "report", "down", "runner list", "runner stop a", "runner resume a",
     "runner forget a", "drain a", "policy set fifo", "tune default --dry-run", "tune history", "pool warm default minilm",

@@ -96,6 +96,7 @@ BANK = {"llm": "tiny", "revision": "r1", "tokenizer": "t1"}
 #: every request with a body: one that would be taken
 REQUESTS: dict[str, Any] = {
     "/v1/jobs": {"jobs": [SPEC], "provenance": PROVENANCE, "dry_run": False},
+    "/v1/snapshots": {"digest": "ab" * 32, "offset": 0, "data": "eA==", "last": False},
     "/v1/jobs/{ref}/retry": {"array": False, "key": "once"},
     "/v1/cancel": {"user": "nobody", "states": ["pending"], "name": "a*", "labels": {"team": "nlp"}},
     "/v1/jobs/{ref}/ask": {"requests": ["a text"]},
@@ -129,9 +130,13 @@ REQUESTS: dict[str, Any] = {
     "/v1/runner/report": REPORT,
     "/v1/runner/log": {"node": "n2", "session": 1, "number": 1, "text": "x", "file": "1", "offset": 0, "more": False, "missing": False},
     "/v1/runner/last_log": {"node": "n2", "session": 1, "job": 2, "lease": 1, "node_rank": 0, "data": "eA==", "file": "1", "begin": 0},
+    "/v1/runner/bundle_piece": {"node": "n2", "session": 1, "digest": "ab" * 32, "offset": 0, "data": "eA==", "last": False},
+    "/v1/runner/bundle": {"node": "n2", "session": 1, "digest": "cd" * 32, "offset": 0},
+    "/v1/runner/checkpoint_sent": {"node": "n2", "session": 1, "job": 2, "after": 0, "digest": "ab" * 32, "refused": ""},
 }
 #: runners may be a version ahead of the daemon: what it does not know of their messages it passes over
-OPEN = {"/v1/runner/hello", "/v1/runner/poll", "/v1/runner/report", "/v1/runner/log", "/v1/runner/last_log"}
+OPEN = {"/v1/runner/hello", "/v1/runner/poll", "/v1/runner/report", "/v1/runner/log", "/v1/runner/last_log", "/v1/runner/bundle_piece",
+        "/v1/runner/bundle", "/v1/runner/checkpoint_sent"}  # fmt: skip
 
 
 class Number(str):

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stoker.engine.logfile import CHUNK, TAIL, Piece, Place, read_log
+from stoker.engine.logfile import CHUNK, TAIL, Piece, Place, read_log, read_timed, read_times, since
+from stoker.runners.host import lease_log
 from stoker.runners.host.lease_log import RotatingLog
 
 
@@ -137,3 +138,37 @@ def test_the_last_lines_show_what_a_progress_bar_wrote_last(tmp_path: Path) -> N
     assert (piece.more, piece.place.offset) == (False, path.stat().st_size)
     path.write_bytes(bar + b"\r")
     assert read_log(path, None, lines=1).text == "199999 of 200000 █\r"
+
+
+def test_times_of_lines_are_kept_over_a_rotation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(lease_log.time, "time", lambda: clock[0])
+    monkeypatch.setattr(lease_log.time, "monotonic", lambda: clock[0])
+    path = tmp_path / "output.log"
+    log = lease_log.RotatingLog(path, limit=20)
+    for number in range(4):  # seven bytes each: the third goes over the limit
+        log.write(f"line {number}\n".encode())
+        clock[0] += 10
+    log.close()
+    piece, times = read_timed(path, Place("", 0))
+    rest, later = read_timed(path, piece.place)
+    assert (piece.text + rest.text, piece.more) == ("line 0\nline 1\nline 2\nline 3\n", True)
+    assert times[:2] == [1000.0, 1010.0] and later[-1] == 1030.0 and None not in times + later
+    assert piece.text.endswith(read_log(path, since(path, 1010.0)).text) and read_log(path, since(path, 1010.0)).text.startswith("line 1")
+    assert read_log(path, since(path, 1025.0)).text == "line 3\n"
+    assert since(path, 2000.0) == Place(rest.place.file, path.stat().st_size)
+    assert since(tmp_path / "none", 5.0) == Place("", 0)
+    (tmp_path / "old.log").write_text("of before times were kept\n")
+    assert since(tmp_path / "old.log", 5.0) is None and read_timed(tmp_path / "old.log", None)[1] == [None]
+
+
+def test_the_older_a_log_the_more_rarely_its_times_are_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(lease_log.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(lease_log, "MOST_TIMES", 10)
+    log = lease_log.RotatingLog(tmp_path / "output.log")
+    for _ in range(2000):
+        log.write(b"x\n")
+        clock[0] += 1
+    log.close()
+    assert 20 < len(read_times(tmp_path / "output.log").offsets) < 100

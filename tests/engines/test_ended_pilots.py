@@ -148,7 +148,7 @@ def test_a_runner_that_came_back_in_another_pilot_is_left_alone(daemon: Daemon, 
     rows = daemon.store.rows("api/pilots", "slurm")
     daemon.join("h2", pilot="slurm/c/9/h2")
     pilots._look(rows)  # found out before
-    assert state(daemon) == "up"
+    assert state(daemon) == "up" and not told(daemon)
     daemon.join("h2")  # started by hand
     pilots.look()
     assert state(daemon) == "up" and not daemon.store.rows("api/pilots", "slurm")

@@ -103,6 +103,11 @@ class Host:
         until(lambda: self.network.state(self.name) == "up", 60, says=self.said, alive=(process,))
         return process
 
+    def runner_again(self) -> subprocess.Popen[bytes]:
+        """After its host has booted: that it is up again is not to be told from before."""
+        return self.start("--url", self.network.url, "runner", "start", "--slots", "1", "--warm", "off",
+                          env={"STOKER_TOKEN": self.network.token})  # fmt: skip
+
     def signal(self, process: subprocess.Popen[bytes], number: int = signal.SIGTERM) -> None:
         """To what was started there: nsenter, which waits for it, passes nothing on."""
         for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():

@@ -6,13 +6,17 @@ import signal
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from afar import Clock, Daemon
 from e2e import Jobs, RunnerProcess, command, end_workers, until
 from stoker.engine.fleet import registration
 from stoker.engine.home import Home
+from stoker.engine.jobs.leases import Stop, stop
 from stoker.engine.protocol import Report
+from stoker.engine.scheduling.view import snapshot
 from stoker.engine.spec.model import JobSpec
+from stoker.policies import registry
 
 SAVES = """
 import stoker, time
@@ -56,6 +60,16 @@ def test_told_to_leave_it_saves_its_jobs_and_they_go_on_with_the_next_runner(sta
         end_workers(home)
 
 
+def test_told_to_leave_before_it_has_met_a_daemon_it_leaves_at_once(home: Home) -> None:
+    pilot = RunnerProcess(home, "pilot", 1, "--hand-back")
+    try:
+        pilot.launch()
+        until(lambda: home.is_locked_by("pilot", pilot.pid), 60)
+        assert pilot.stop() == 0
+    finally:
+        pilot.end()
+
+
 @pytest.mark.slow
 def test_when_its_time_is_up_it_leaves_by_itself(start_daemon, home: Home) -> None:
     client = start_daemon().client()
@@ -84,6 +98,36 @@ def test_nothing_is_begun_on_a_node_that_is_handed_back(daemon: Daemon, clock: C
     assert daemon.job(job)["state_reason"] == "its runner is being drained"
     daemon.join("h2")
     assert daemon.store.objects("api/runners")[0]["state"] == "up"
+
+
+def test_what_saves_nothing_is_not_begun_where_it_could_not_end(daemon: Daemon, clock: Clock) -> None:
+    daemon.join("h1", leaves_in=3600.0)
+    job = JobSpec(name="a", command=["train"], estimate=7200.0)
+
+    def starts() -> tuple[dict[int, int], list[tuple[int, str, str]]]:
+        with daemon.store.read() as con:
+            seen = snapshot(con, "default", clock.now)
+        plan = registry.create("fifo", {}).plan(seen.view)
+        return {number: len(one.gpus) for number, one in plan.allocations.items()}, seen.ineligible
+
+    first = daemon.submit(job)
+    assert starts() == ({first: 1}, [])  # nobody knows whether it saves
+    lease = daemon.grant(first, "h1")
+    daemon.tell("h1", lease, "running", clock.now)
+    clock.now += 10
+    daemon.store.write(lambda tx, batch: [stop(tx, batch)], Stop(lease, "preempted", "test"))
+    daemon.tell("h1", lease, "exited", clock.now, outcome="stopped")
+    words = "takes 2h, saves nothing, and so is not begun on h1, which leaves in 59m"
+    assert starts() == ({}, [(first, "leaving", words)])
+    short = daemon.submit(msgspec.structs.replace(job, name="b", estimate=60.0))
+    assert starts()[0] == {short: 1}
+    daemon.join("h2")
+    assert starts()[0] == {first: 1, short: 1}
+    other = daemon.grant(first, "h2")  # the next ones like it may go anywhere once one has saved
+    daemon.tell("h2", other, "running", clock.now)
+    daemon.tell("h2", other, "exited", clock.now, outcome="stopped", saved=10, place="p")
+    again = daemon.submit(job)
+    assert starts()[0].keys() >= {again} and starts()[1] == []
 
 
 @pytest.mark.parametrize("given", ["yesterday", "10s", "2001-01-01T10:00"])

@@ -36,10 +36,10 @@ def drained(net: Network, jobs: Jobs, job: int) -> None:
     assert net.hosts[0].stoker("drain", "h1", "--now", "--wait").returncode == 0
 
 
-def test_without_a_shared_disk_it_waits_for_its_host(tmp_path: Path) -> None:
+def test_where_nothing_is_fetched_it_waits_for_its_host(tmp_path: Path) -> None:
     with network(tmp_path, 2) as net:
         first, second = net.hosts
-        client = net.up("--slots", "1")
+        client = net.up("--slots", "1", config='[runners]\nfetch_at_most = "0B"\n')
         jobs = Jobs(client)
         job = jobs.python("counts", COUNTS)
         until(lambda: step(jobs, job) > 5)

@@ -139,7 +139,7 @@ def test_links_stay_links_and_nothing_outside_is_copied(checkout: Path, tmp_path
     (checkout / "dangling").symlink_to("/nowhere")
     copy = snapshot(checkout, tmp_path / "deep" / "er" / "copy").path
     assert (copy / "relative").readlink() == Path("src/train.py")
-    assert (copy / "absolute").readlink() == copy / "src" / "train.py"
+    assert (copy / "absolute").readlink() == Path("src/train.py")
     assert (copy / "leaving").readlink() == tmp_path / "outside.txt"
     assert (copy / "leaving").read_text() == "outside"
     assert (copy / "loop").is_symlink()

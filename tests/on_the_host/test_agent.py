@@ -27,6 +27,7 @@ from stoker.runners.host import report_tail as tail
 from stoker.runners.host.gpus import CpuSlots
 from stoker.runners.host.rundir import RunDir
 from stoker.runners.host.runs import Phase, Run
+from stoker.runners.old_files import clean
 from waiting import patient, until
 
 
@@ -737,13 +738,12 @@ def test_retention(tmp_path: Path) -> None:
     run = taken_up(tmp_path)
     for path in (run.dir.log, run.dir.reports(0)):
         path.write_text("x")
-    options = agent.Options(home=tmp_path, node="n1")
 
     def after(days: float) -> list[str]:
         run.acked.save()
         then = time.time() - days * 86400
         os.utime(run.dir.path / "acked.json", (then, then))
-        agent.clean(options, set())
+        clean(tmp_path, set())
         return sorted(path.name for path in run.dir.path.glob("[or]*")) if run.dir.path.exists() else ["nothing"]
 
     assert after(400) == ["output.log", "reports-0.jsonl"], "not acknowledged"
@@ -759,10 +759,9 @@ def test_retention(tmp_path: Path) -> None:
 def test_of_a_job_without_checkpoints_nothing_stays(tmp_path: Path) -> None:
     """Once its last lease is removed: the checkpoint directory belongs to all of them."""
     runs = [Run.take_up(RunDir(tmp_path, 1, lease), job(lease), "n1") for lease in (1, 2)]
-    options = agent.Options(home=tmp_path, node="n1", keep_reports=0.0, keep_logs=0.0)
     for run, left in zip(runs, (["checkpoints", "run-2"], []), strict=True):
         run.acked.closed = True
         run.acked.save()
-        agent.clean(options, set())
+        clean(tmp_path, set(), keep_reports=0.0, keep_logs=0.0)
         assert sorted(path.name for path in tmp_path.glob("jobs/1/*")) == left
     assert not (tmp_path / "jobs" / "1").exists()

@@ -312,10 +312,11 @@ def test_a_query_parsed_on_one_connection_serves_all(con: duckdb.DuckDBPyConnect
     assert fetch(con.cursor(), "policy/nodes")["id"].tolist() == ["here"]
     with duckdb.connect() as other:
         other.execute(
-            "CREATE TABLE nodes AS SELECT 'there' AS id, NULL::VARCHAR AS state, 'h' AS host, '/' AS home, '' AS place, '' AS shared_place"
+            "CREATE TABLE nodes AS SELECT 'there' AS id, NULL::VARCHAR AS state, 'h' AS host, '/' AS home, '' AS place, '' AS shared_place,"
+            " 7 AS fetch_at_most, TIMESTAMP '1970-01-01 00:00:09' AS leaves_at"
         )
         found = {name: column.tolist() for name, column in fetch(other, "policy/nodes").items()}
-        assert found == {"id": ["there"], "state": [None], "places": ["h:/\n\n"]}
+        assert found == {"id": ["there"], "state": [None], "places": ["h:/\n\n"], "fetch_at_most": [7.0], "leaves": [9.0]}
 
 
 def test_groups_pass_over_what_is_not_known() -> None:

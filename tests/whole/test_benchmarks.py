@@ -34,6 +34,7 @@ TINY = {
     "warm": ["--rounds", "1", "--jobs", "toy"],
     "packing": ["--jobs", "waits", "--seconds", "3"],
     "shared_input": ["--jobs", "2", "--steps", "3"],
+    "replicas": ["--steps", "12", "--members", "3", "--events", "1"],
     "switching": ["--quick", "--number", "10", "--modes", "turn"],
     "overhead": ["--pairs", "2", "--seconds", "0.1"],
     "fidelity": ["--policy", "fifo", "--jobs", "3", "--gap", "0.5", "--steps", "5", "10"],
@@ -98,8 +99,8 @@ def run(name: str, *arguments: str) -> str:
 #: Those that take longest even so, most of it for real trainings or whole simulations. What they measure has tests of its own by day.
 NIGHTLY = (
     "adhoc_sql", "assignment", "autosched", "fidelity", "first_step", "hostile", "idle", "intune", "intune_simulated", "iterations",
-    "lookups", "overhead", "packing", "perfect", "prompts", "reuse_augment", "shared_input", "store_writes", "submissions", "swap",
-    "switching", "unisched", "warm",
+    "lookups", "overhead", "packing", "perfect", "prompts", "replicas", "reuse_augment", "shared_input", "store_writes", "submissions",
+    "swap", "switching", "unisched", "warm",
 )  # fmt: skip
 
 

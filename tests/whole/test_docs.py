@@ -25,12 +25,12 @@ from stoker.runners.recipes import RECIPES
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [README, ROOT / "client" / "SKILL.md", *sorted((ROOT / "docs").glob("*.md"))]
 CONCEPTS = (ROOT / "docs" / "concepts.md").read_text()
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-COMMAND = re.compile(r"\bstoker (?:--(?:home|url) \S+ )*([a-z][a-z-]*)((?: [a-z][a-z-]*)?)")
+COMMAND = re.compile(r"(?<!from )\bstoker (?:--(?:home|url) \S+ )*([a-z][a-z-]*)((?: [a-z][a-z-]*)?)")
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -239,6 +239,7 @@ def test_every_reason_for_waiting_is_explained() -> None:
     ours += re.findall(r"(?:THEN|ELSE) '([a-z-]+)'", choice)
     ours += re.findall(r'\(job, \("([a-z-]+)", text\)\)', (ROOT / "engine" / "scheduling" / "ticks.py").read_text())
     ours += re.findall(r'return "([a-z]+)", f"', (ROOT / "engine" / "hosts" / "places.py").read_text())
+    ours += re.findall(r'"([a-z]+)", too_short\(', (ROOT / "engine" / "scheduling" / "view.py").read_text())
     ours.append(policy_errors.CODE)
     assert sorted(code for row in table("Why a job waits", "code") for code in words(row[0])) == sorted(set(ours))
 

@@ -23,15 +23,17 @@ PARTS = ("client", "engine", "policies", "runners")
 
 #: What a part of the package may import of ours: the longest matching name decides. "" is the root module (the version).
 MAY_IMPORT = {
-    "": ("runners.worker.script", "client.magic"),
+    "": ("runners.worker.script",),
     "__main__": ("engine.cli.main",),
     "loaders": ("runners.loaders",),
     # What people import: over HTTP like everybody, and of nothing that takes long to import.
     "client": ("", "client", "engine.client", "engine.errors", "engine.home"),
+    # Commit and changes of the checkout, where what reads them is installed.
+    "client.submitting": ("", "client", "engine.client", "engine.errors", "engine.home", "engine.spec.provenance"),
     "policies": ("policies",),
     "runners": (
-        "", "runners", "engine.client", "engine.errors", "engine.home", "engine.identity", "engine.logfile", "engine.protocol",
-        "engine.spec.model", "engine.streams",
+        "", "runners", "engine.client", "engine.errors", "engine.home", "engine.hosts.bundles", "engine.identity", "engine.logfile",
+        "engine.protocol", "engine.spec.model", "engine.streams",
     ),
     "engine": ("", "engine", "policies"),
     # Recipes and their parameters are checked where jobs come as people write them; the module is a table of names, without torch.
@@ -44,7 +46,7 @@ MAY_IMPORT = {
     ),
     "engine.fleet": (
         "engine.fleet", "engine.jobs", "engine.store", "engine.spec", "engine.estimation.speeds", "engine.errors", "engine.format",
-        "engine.home", "engine.identity", "engine.logfile", "engine.protocol", "policies.contract",
+        "engine.home", "engine.hosts", "engine.identity", "engine.logfile", "engine.protocol", "policies.contract",
     ),
     "engine.scheduling": (
         "engine.scheduling", "engine.hosts", "engine.jobs", "engine.store", "engine.spec", "engine.errors", "engine.home",
@@ -61,7 +63,7 @@ MAY_IMPORT = {
     "engine.report": ("engine.report", "engine.store.sqlfiles", "engine.format", "engine.sim", "engine.traces", "policies.contract"),
     # The command line speaks HTTP like everybody else: it never opens the store.
     "engine.cli": (
-        "", "client.following", "engine.cli", "engine.client", "engine.logfile", "engine.disk_room",
+        "", "client", "engine.cli", "engine.client", "engine.logfile", "engine.disk_room",
         "engine.errors", "engine.format", "engine.home", "engine.jobs.states",
         "engine.store.sqlfiles", "engine.spec", "engine.streams",
         "engine.report", "engine.adhoc.quack", "engine.sim", "engine.traces", "policies",
@@ -82,7 +84,8 @@ MAY_IMPORT = {
     "engine.cli.pool": ("engine.cli", "", "engine.errors", "engine.format", "runners.recipes"),
     "engine.cli.prompt_checks": ("engine.errors", "engine.home", "engine.spec", "runners.recipes", "runners.prompts.labelled_files"),
     "engine.cli.submit": (
-        "client.following", "engine.cli", "", "engine.errors", "engine.format", "engine.spec", "engine.jobs.states", "runners.recipes",
+        "client.following", "engine.cli", "", "engine.errors", "engine.format", "engine.hosts.bundles", "engine.spec",
+        "engine.jobs.states", "runners.recipes",
     ),
 }  # fmt: skip
 
@@ -102,8 +105,10 @@ LIBRARIES = {
     "transformers": ("runners.backbones", "runners.finetune", "runners.prompts"),
     "peft": ("runners.backbones", "runners.finetune", "runners.prompts"),
     "huggingface_hub": ("runners.backbones",),
+    "mlflow": ("client.export_mlflow",),
     "pynvml": ("runners.host.gpus", "engine.cli.checks"),
     "ortools": ("policies",),
+    "ray": ("engine.hosts.ray_runners",),
     "sklearn": ("policies.autosched",),
     "causallearn": ("policies.autosched",),
 }

@@ -42,9 +42,9 @@ def load_text(text: str, source: str, context: Context, overrides: Node | None =
     return _load(lambda errors: tree.parse(text, source, errors), source, context, overrides)
 
 
-def load_value(value: Any, context: Context) -> list[JobSpec]:
+def load_value(value: Any, context: Context, overrides: Node | None = None) -> list[JobSpec]:
     """The same of what a text would hold, as JSON has it: errors name the field alone."""
-    return _load(lambda _: [tree.of_value(value)], "<spec>", context, None)
+    return _load(lambda _: [tree.of_value(value)], "<spec>", context, overrides)
 
 
 def _load(documents: Callable[[Gathered], list[Node]], source: str, context: Context, overrides: Node | None) -> list[JobSpec]:
@@ -56,7 +56,7 @@ def _load(documents: Callable[[Gathered], list[Node]], source: str, context: Con
             with errors.part():
                 found += _jobs(document, errors)
         if not found and not errors:
-            raise Mark(source, 1).error("", "no job in the file; see docs/job-spec.md for an example")
+            raise Mark(source, 1 if source != "<spec>" else None).error("", "no job in the file; see docs/job-spec.md for an example")
         nodes = [job.node if overrides is None else merged(job.node, overrides) for job in found]
         stem = Path(source).stem if len(nodes) == 1 and not source.startswith("<") else ""
         specs = build(nodes, context, stem, [job.place for job in found])

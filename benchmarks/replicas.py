@@ -1,0 +1,253 @@
+"""A storm of kills, stops, pauses and joins over a training by replicas: which samples count, what is lost, whether all end alike.
+
+    python benchmarks/replicas.py [--steps 1000] [--members 4] [--events 40] [--ways replicas torchft ddp] [--seed 0]
+
+Real member processes on this host train to count: each use of a sample adds one to its own weight. Some are killed (kill -9), told to
+stop, or stand still for longer than ``quorum_timeout`` (as one whose link is cut); missing ones are started again.
+
+- replicas: Stoker's. The daemon's word is what this program tells; during a fifth of the events it is dead.
+- torchft: torchft alone, as its examples have it: one lighthouse, which is not killed, a shard of the data for each replica.
+- ddp: DDP; where one was lost all begin anew from the last checkpoint, of every 20 steps.
+
+``wrong``: samples that counted more or less often than once a pass; ``batches``: sizes of steps; ``alike``: of the members at the end,
+those with the weights of the first, bit for bit. ``recovery``: from an event to the next step but for a usual step, s.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from common import arguments, machine, progress, show
+from replica_members import Member, World, counting, nursery, world
+from stoker.runners.network.addresses import free_port
+
+SAMPLES, BATCH, PACE, TIMEOUT = 64, 16, 0.001, 1.0
+
+
+def events(count: int, steps: int, members: int, seed: int) -> list[tuple[int, str, int]]:
+    """At which step what happens to which task."""
+    draw = random.Random(seed)
+    at = sorted(draw.sample(range(5, max(steps - 10, 6 + count)), count))
+    return [(step, draw.choice(("kill", "kill", "stop", "pause")), draw.randrange(members)) for step in at]
+
+
+class Storm:
+    """Carries out the events on whatever the way has."""
+
+    def __init__(self, plan: Sequence[tuple[int, str, int]], seed: int) -> None:
+        self.plan, self.draw = list(plan), random.Random(seed + 1)
+        self.times: list[float] = []
+
+    def due(self, step: int) -> tuple[str, int] | None:
+        if not self.plan or step < self.plan[0][0]:
+            return None
+        _, kind, index = self.plan.pop(0)
+        self.times.append(time.time())
+        return kind, index
+
+
+def run_replicas(home: Path, steps: int, members: int, storm: Storm) -> dict[str, Any]:
+    everyone: list[Member] = []
+    with world(home, counting(least=2, most=members, steps=steps, timeout=TIMEOUT, pace=PACE, batch=BATCH)) as there:
+        everyone += there.start(*range(members))
+        while not any(ended(member) for member in there.members):
+            step = max((member.step for member in there.members), default=0)
+            if (event := storm.due(step)) is not None:
+                _happen(there, event, storm.draw)
+            present = {member.index for member in there.members}
+            if missing := [index for index in range(members) if index not in present]:
+                everyone += there.start(missing[0])
+            time.sleep(0.02)
+        last = list(there.members)
+        codes = [there.wait(member, 120.0) for member in last]
+    reached = sorted((report["ts"], report["step"]) for member in everyone for report in member.reports)
+    weights = [member.weights for member in last if f"finished at step {steps}" in member.log]
+    used = [round(value) for value in _used(last)]
+    passes = steps * BATCH / SAMPLES
+    return {
+        "way": "replicas", "steps": steps, "events": len(storm.times), "wrong": sum(not passes - 1 < count < passes + 1 for count in used),
+        "batches": BATCH, "alike": weights.count(weights[0]), "ended": len(weights), "failed": sum(code != 0 for code in codes),
+    } | _pace(reached, storm.times)  # fmt: skip
+
+
+def ended(member: Member) -> bool:
+    return "finished at step" in member.log or nursery().wait(member.pid, 0.0) is not None
+
+
+def _happen(there: World, event: tuple[str, int], draw: random.Random) -> None:
+    kind, index = event
+    found = [member for member in there.members if member.index == index]
+    if not found or len(there.members) < 3:
+        return
+    there.mute = draw.random() < 0.2
+    if kind == "pause":
+        os.kill(found[0].pid, signal.SIGSTOP)
+        time.sleep(1.5 * TIMEOUT)
+        os.kill(found[0].pid, signal.SIGCONT)
+    else:
+        there.kill(found[0], signal.SIGKILL if kind == "kill" else signal.SIGTERM)
+    if there.mute:
+        time.sleep(2 * TIMEOUT)
+        there.mute = False
+        there.tell()
+
+
+def _used(last: Sequence[Member]) -> list[float]:
+    from stoker.runners.train.checkpoint import Checkpoints
+
+    states = [Checkpoints(member.directory.parent / "checkpoints").load() for member in last]
+    newest: dict[str, Any] = max((state for state in states if state is not None), key=lambda state: state["step"])
+    return [float(value) for value in newest["model"]["used"].tolist()]
+
+
+def run_torchft(home: Path, steps: int, members: int, storm: Storm) -> dict[str, Any]:
+    os.environ.setdefault("RUST_LOG", "error")
+    from torchft.coordination import LighthouseServer
+
+    lighthouse = LighthouseServer(bind="127.0.0.1:0", min_replicas=1, join_timeout_ms=1000, heartbeat_timeout_ms=500, quorum_tick_ms=20)
+    address = f"http://127.0.0.1:{lighthouse.address().rpartition(':')[2]}"
+    logs = [home / f"committed-{index}" for index in range(members)]
+    pids: dict[int, int] = {}
+
+    def start(index: int) -> None:
+        env = {"LIGHTHOUSE": address, "COMMITTED": str(logs[index]), "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo"}
+        env["MEMBER"] = json.dumps([index, members, steps, SAMPLES, BATCH, PACE, TIMEOUT])
+        pids[index] = nursery().start(env, home / f"log-{index}", "replicas_torchft:main")
+
+    def lines() -> list[list[Any]]:
+        return [
+            [index, *json.loads(line)] for index, log in enumerate(logs) if log.exists() for line in log.read_text().splitlines() if line
+        ]
+
+    for index in range(members):
+        start(index)
+    try:
+        until = time.monotonic() + 600
+        while (step := max((row[1] for row in lines()), default=0)) < steps - 1 and time.monotonic() < until:
+            for index, pid in list(pids.items()):
+                if nursery().wait(pid, 0.0) is not None:
+                    start(index)
+            if (event := storm.due(step)) is not None:
+                kind, index = event
+                if kind == "pause":
+                    os.kill(pids[index], signal.SIGSTOP)
+                    time.sleep(1.5 * TIMEOUT)
+                    os.kill(pids[index], signal.SIGCONT)
+                else:
+                    os.kill(pids[index], signal.SIGKILL)
+            time.sleep(0.02)
+        time.sleep(2.0)
+    finally:
+        for pid in pids.values():
+            nursery().end(pid)
+        lighthouse.shutdown()
+    taken: dict[int, list[int]] = {}
+    for _, step, _, own in lines():
+        taken.setdefault(step, []).extend(own)
+    used = Counter(sample for own in taken.values() for sample in own)
+    passes = steps * BATCH / SAMPLES
+    sizes = [len(own) for own in taken.values()]
+    return {
+        "way": "torchft", "steps": max(taken, default=0) + 1, "events": len(storm.times),
+        "wrong": sum(not passes - 1 < used[sample] < passes + 1 for sample in range(SAMPLES)), "batches": f"{min(sizes)} to {max(sizes)}",
+        "lost": sum(max(BATCH - size, 0) for size in sizes), "repeated": sum(max(size - BATCH, 0) for size in sizes),
+    } | _pace(sorted((row[2], row[1]) for row in lines()), storm.times)  # fmt: skip
+
+
+def run_ddp(home: Path, steps: int, members: int, storm: Storm) -> dict[str, Any]:
+    import torch
+
+    committed, saved = home / "committed", home / "checkpoint"
+
+    def start() -> list[int]:
+        port = free_port()
+        pids = []
+        for rank in range(members):
+            env = {"PORT": str(port), "COMMITTED": str(committed), "CHECKPOINT": str(saved), "CUDA_VISIBLE_DEVICES": ""}
+            env |= {"GLOO_SOCKET_IFNAME": "lo", "MEMBER": json.dumps([rank, members, steps, SAMPLES, BATCH, PACE])}
+            pids.append(nursery().start(env, home / f"log-{rank}", "replicas_ddp:main"))
+        return pids
+
+    def lines() -> list[tuple[int, float]]:
+        return [tuple(json.loads(line)) for line in committed.read_text().splitlines()] if committed.exists() else []
+
+    pids = start()
+    try:
+        until = time.monotonic() + 600
+        while (step := max((row[0] for row in lines()), default=0)) < steps and time.monotonic() < until:
+            if (event := storm.due(step)) is not None:
+                kind, index = event
+                if kind == "pause":
+                    os.kill(pids[index], signal.SIGSTOP)
+                    time.sleep(1.5 * TIMEOUT)
+                    os.kill(pids[index], signal.SIGCONT)
+                else:
+                    for pid in (pids[index], *pids):  # the others stand in a sum with it, and are ended too
+                        nursery().end(pid)
+                    pids = start()
+            time.sleep(0.02)
+        time.sleep(1.0)
+    finally:
+        for pid in pids:
+            nursery().end(pid)
+    state = torch.load(saved, weights_only=True)
+    passes = state["step"] * BATCH / SAMPLES
+    wrong = sum(not passes - 1 < round(count) < passes + 1 for count in state["model"]["used"].tolist())
+    redone = sum(count - 1 for count in Counter(step for step, _ in lines()).values())
+    return {
+        "way": "ddp", "steps": state["step"], "events": len(storm.times), "wrong": wrong, "batches": BATCH, "steps done again": redone,
+    } | _pace(sorted((moment, step) for step, moment in lines()), storm.times)  # fmt: skip
+
+
+def _pace(reached: Sequence[tuple[float, int]], times: Sequence[float]) -> dict[str, Any]:
+    """How long a usual step took, and the longest wait for one after each event."""
+    firsts: list[float] = []
+    farthest = -1
+    for moment, step in reached:
+        if step > farthest:
+            farthest = step
+            firsts.append(moment)
+    gaps = [(begin, end - begin) for begin, end in pairwise(firsts)]
+    usual = median(gap for _, gap in gaps)
+    after = sorted(
+        max((gap for begin, gap in gaps if at - usual <= begin + gap and begin <= at + 5.0), default=usual) - usual for at in times
+    )
+    found: dict[str, Any] = {"step ms": 1000 * usual, "steps/s": len(gaps) / (firsts[-1] - firsts[0])}
+    if after:
+        found |= {"recovery p50": after[len(after) // 2], "recovery max": after[-1]}
+    return found
+
+
+WAYS = {"replicas": run_replicas, "torchft": run_torchft, "ddp": run_ddp}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--members", type=int, default=4)
+    parser.add_argument("--events", type=int, default=40)
+    parser.add_argument("--ways", nargs="+", choices=sorted(WAYS), default=list(WAYS))
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args(argv)
+    began, tables = machine(), {}
+    for way in given.ways:
+        progress(f"{way}: {given.steps} steps, {given.events} events")
+        storm = Storm(events(given.events, given.steps, given.members, given.seed), given.seed)
+        with tempfile.TemporaryDirectory() as home:
+            tables[f"A storm over {way}"] = [WAYS[way](Path(home), given.steps, given.members, storm)]
+    show(given, began, tables)
+
+
+if __name__ == "__main__":
+    main()

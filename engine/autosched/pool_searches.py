@@ -1,0 +1,127 @@
+"""The searches of the daemon's pools, one at a time: each in a thread that waits for its niced process, so no tick waits for it."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from ...policies.autosched.causal_model import NoModel, require_extra
+from ...policies.autosched.search import Trial
+from ...policies.contract import View
+from ..errors import Conflict, NotFound, StokerError
+from ..store.store import Store
+from .learning import Past
+from .pool_requests import Asked, PoolRequests
+from .search_process import Answer, Idle, Request, SearchFailed, find_apart
+from .situation import LEAST_JOBS
+from .stored_models import StoredModel, keep_model
+from .summary import summary_of
+
+MAX_ANSWERS = 100  #: of old searches that can still be asked for
+log = logging.getLogger(__name__)
+
+
+class PoolSearches:
+    """``decide``: puts what a search has found in force, or not, and adds to its summary what was done."""
+
+    def __init__(self, store: Store, requests: PoolRequests, decide: Callable[[Asked, dict[str, Any]], dict[str, Any]]) -> None:
+        self._store, self._requests, self._decide = store, requests, decide
+        self._lock = threading.Lock()
+        self._learning = threading.Lock()  #: held while a causal model learns
+        self.busy: str | None = None  #: the pool that is searched for
+        self._answers: dict[str, dict[str, Any]] = {}  #: of the last searches, by their numbers
+        self._newest: dict[str, str] = {}  #: the number of each pool's newest
+        self._unlearnt: dict[str, str] = {}  #: of pools, why no causal model could be learnt at the last try
+
+    def begin(self, asked: Asked) -> dict[str, Any]:
+        """Start a search; what `answer` says of it. Conflict while another is under way; UsageError for what can't be searched."""
+        request, arrivals = self._requests.request(asked)
+        with self._lock:
+            if self.busy is not None:
+                raise Conflict(f"pool {self.busy!r} is being tuned; try again when that has ended")
+            self.busy = asked.pool
+        search = secrets.token_hex(4)  # no number that counts: a daemon that was started anew would give it to another search
+        self.tell(asked.pool, search, state="searching", trials=0)
+        threading.Thread(target=self._run, args=(asked, search, request, arrivals), name="tuning", daemon=True).start()
+        return self.answer(asked.pool, search)
+
+    def answer(self, pool: str, search: str | None = None) -> dict[str, Any]:
+        """How a search of a pool goes, or went; by default its newest."""
+        found = self._answers.get(search or self._newest.get(pool, ""))
+        if found is None:
+            missing = f"search: {search!r} is not known" if search else f"pool {pool!r} has not been tuned"
+            raise NotFound(f"{missing} since the daemon started; 'stoker tune history' has what was before")
+        return found
+
+    def tell(self, pool: str, search: str, **answer: Any) -> None:
+        """From now on this is the newest answer of a pool."""
+        self._answers[search] = {"search": search, "pool": pool, **answer}
+        self._newest[pool] = search
+        for old in list(self._answers)[:-MAX_ANSWERS]:
+            if old not in self._newest.values():
+                self._answers.pop(old, None)
+
+    def _run(self, asked: Asked, search: str, request: Request, arrivals: str) -> None:
+        def told(number: int, _trial: Trial) -> None:
+            self.tell(asked.pool, search, state="searching", trials=number + 1)
+
+        answer = None
+        try:
+            answer = find_apart(request, told)
+            past = None
+            if answer.model is None:
+                past, unlearnt = self._to_learn(asked, request.situation.view)
+                answer = replace(answer, words=answer.words or unlearnt)
+            if answer.predictor is not None and (request.untold is None or request.untold.predictor is None):
+                self._requests.keep_predictor(asked.pool, answer.predictor)
+            summary = {**summary_of(answer, request), "arrivals": arrivals}
+            self.tell(asked.pool, search, state="done", **self._decide(asked, summary))
+        except (SearchFailed, StokerError, ValueError) as error:
+            log.warning("pool %s: tuning failed: %s", asked.pool, error, extra={"action": "tuning.failed"})
+            self.tell(asked.pool, search, state="failed", why=f"{error}; the configuration in force stays", idle=isinstance(error, Idle))
+        except Exception as error:
+            log.exception("pool %s: tuning failed", asked.pool, extra={"action": "tuning.failed"})
+            self.tell(asked.pool, search, state="failed", why=f"{type(error).__name__}: {error}")
+        finally:
+            with self._lock:
+                self.busy = None
+        # The model is for the next search, which need not wait until it is learnt.
+        if answer is not None and self._learning.acquire(blocking=False):
+            try:
+                self._keep(asked, request, answer, past)
+            finally:
+                self._learning.release()
+
+    def _to_learn(self, asked: Asked, view: View) -> tuple[Past | None, str]:
+        """From what the causal model of the next search is to be learnt, and what is said of it in this one; None: there is nothing yet."""
+        try:
+            require_extra()
+        except NoModel as error:
+            return None, str(error)
+        past = self._requests.past(asked.pool, view, asked.period)
+        if past is None:
+            return None, f"it is learnt once {LEAST_JOBS} jobs have ended"
+        last = self._unlearnt.get(asked.pool)
+        return past, "it is learnt behind this search, for the next one" + (f"; last time: {last}" if last else "")
+
+    def _keep(self, asked: Asked, request: Request, answer: Answer, past: Past | None) -> None:
+        """The causal model of the next search: with what this one has measured, or, where there is none, learnt now."""
+        pool, model = asked.pool, answer.model
+        try:
+            if model is not None:
+                if answer.measured is None:
+                    return
+                model = model.relearnt(answer.measured)
+            elif past is not None:
+                learnt = find_apart(replace(request, model=None, learn=past, trials=1, untold=None))
+                model = learnt.model
+                self._unlearnt[pool] = learnt.words if model is None else ""
+            if model is not None:
+                self._store.write(keep_model, StoredModel(pool, request.situation.policy, model))
+        except (SearchFailed, NoModel, StokerError, ValueError) as error:
+            self._unlearnt[pool] = str(error)
+            log.info("pool %s: no causal model: %s", pool, error)

@@ -1,0 +1,172 @@
+"""Directories on their way from one host to another, through the daemon: a tar named by its digest, sent and fetched in pieces.
+
+Nothing is written where it is packed: it is read twice, for the digest and to be sent. A tar of the same files is the same to the byte,
+so that whoever was cut off goes on where he was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any, cast
+
+PIECE = 4 << 20  #: bytes
+
+Add = Callable[[tarfile.TarFile], None]  #: puts everything into a tar, each time the same
+
+
+class Damaged(Exception):
+    """What has come is not what was sent."""
+
+
+class _Hashed:
+    """A file that keeps nothing but its digest."""
+
+    def __init__(self) -> None:
+        self.sha256, self.size = hashlib.sha256(), 0
+
+    def write(self, content: bytes) -> int:
+        self.sha256.update(content)
+        self.size += len(content)
+        return len(content)
+
+
+class _Pieces:
+    """A file that is handed on piece by piece, from ``begin`` on."""
+
+    def __init__(self, begin: int, send: Callable[[int, bytes], None]) -> None:
+        self._skip, self._at, self._send = begin, begin, send
+        self._kept = bytearray()
+
+    def write(self, content: bytes) -> int:
+        skipped = min(self._skip, len(content))
+        self._skip -= skipped
+        self._kept += memoryview(content)[skipped:]
+        while len(self._kept) >= PIECE:
+            self.flush(PIECE)
+        return len(content)
+
+    def flush(self, size: int | None = None) -> None:
+        piece = bytes(self._kept[:size])
+        if piece:
+            self._send(self._at, piece)
+            self._at += len(piece)
+            del self._kept[: len(piece)]
+
+
+def _pack(add: Add, target: _Hashed | _Pieces) -> None:
+    with tarfile.open(fileobj=cast(IO[bytes], target), mode="w|", format=tarfile.PAX_FORMAT) as tar:
+        add(tar)
+
+
+def digest_of(add: Add) -> tuple[str, int]:
+    """Digest and bytes of a tar."""
+    hashed = _Hashed()
+    _pack(add, hashed)
+    return hashed.sha256.hexdigest(), hashed.size
+
+
+def send(add: Add, begin: int, piece: Callable[[int, bytes], None]) -> None:
+    """Hand on a tar from byte ``begin`` on."""
+    pieces = _Pieces(begin, piece)
+    _pack(add, pieces)
+    pieces.flush()
+
+
+def tree(directory: Path, *, hidden: bool = False) -> Add:
+    """Everything below a directory, unless ``hidden`` but for what is hidden in it: of checkpoints that is half made."""
+
+    def add(tar: tarfile.TarFile) -> None:
+        for path in sorted(directory.iterdir()):
+            if hidden or not path.name.startswith("."):
+                _add(tar, path, path.name)
+
+    return add
+
+
+def _add(tar: tarfile.TarFile, path: Path, name: str) -> None:
+    if path.is_dir() and not path.is_symlink():
+        tar.add(path, name, recursive=False, filter=anonymous)
+        for inner in sorted(path.iterdir()):
+            _add(tar, inner, f"{name}/{inner.name}")
+    elif path.is_symlink() or path.is_file():  # a pipe or socket is no checkpoint
+        tar.add(path, name, recursive=False, filter=anonymous)
+
+
+def anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Without whose file it is: users have other numbers elsewhere. Directories and links are as old as their copy."""
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = ""
+    entry.mtime = entry.mtime if entry.isfile() else 0
+    return entry
+
+
+def fetch(piece: Callable[[int], bytes], digest: str, part: Path) -> None:
+    """Fetch a tar into the file ``part``, or what is missing of it there. Raises Damaged when it is another one: nothing of it is kept."""
+    sha256 = hashlib.sha256()
+    part.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with part.open("ab+") as file:
+        file.seek(0)
+        while content := file.read(1 << 20):
+            sha256.update(content)
+        while content := piece(file.tell()):
+            file.write(content)
+            file.flush()
+            sha256.update(content)
+        os.fsync(file.fileno())
+    if sha256.hexdigest() != digest:
+        part.unlink()
+        raise Damaged
+
+
+def unpack(part: Path, target: Path) -> None:
+    """Put what a tar holds in the place of a directory, whole or not at all. Links may lead out of it, nothing is written through them."""
+    made = target.with_name(f".{target.name}.{os.getpid()}.made")
+    old = target.with_name(f".{target.name}.{os.getpid()}.old")
+    shutil.rmtree(made, ignore_errors=True)
+    try:
+        made.mkdir(parents=True, mode=0o700)
+        with tarfile.open(part) as tar:
+            tar.extractall(made, filter="tar")
+        for path in made.rglob("*"):
+            if path.is_file() and not path.is_symlink():
+                _flush(path)
+        if target.exists():
+            target.rename(old)
+        made.rename(target)
+    except (tarfile.TarError, EOFError) as error:
+        raise Damaged(str(error)) from None
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def needs(size: int, where: Path) -> str:
+    """What is said where a disk has not the room for a tar of ``size`` bytes and what it holds; empty: it has."""
+    while not where.exists():
+        where = where.parent
+    free = shutil.disk_usage(where).free
+    return f"it needs {2 * size / 2**20:.1f} MiB and {free / 2**20:.1f} MiB are free" if free < 2 * size else ""
+
+
+def read_piece(path: Path, offset: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read(PIECE)
+
+
+def digest_of_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(cast(Any, file), "sha256").hexdigest()

@@ -1,0 +1,67 @@
+"""Removes what nobody needs any more of the home of a runner."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from ..engine.protocol import Assignment
+from .handover.fetched import clean_parts, marked
+from .host.report_tail import Acked, ranks
+from .host.rundir import RunDir, snapshot_of
+
+KEEP_REPORTS = 86400.0  #: seconds after the end of a lease
+KEEP_LOGS = 30 * 86400.0
+KEEP_SNAPSHOTS = 7 * 86400.0  #: seconds after they were used last
+
+
+def clean(home: Path, in_hand: Collection[int], *, keep_reports: float = KEEP_REPORTS, keep_logs: float = KEEP_LOGS) -> None:
+    """Of leases whose end has been acknowledged first their raw reports, much later their logs; of what is fetched what was given up."""
+    clean_parts(home)
+    _clean_snapshots(home)
+    for directory in RunDir.find(home):
+        if directory.lease in in_hand:
+            continue
+        try:
+            age = time.time() - (directory.path / "acked.json").stat().st_mtime
+            if age < min(keep_reports, keep_logs) or not Acked.load(directory).closed:
+                continue
+            for rank in ranks(directory):
+                directory.reports(rank).unlink(missing_ok=True)
+            if age >= keep_logs:
+                shutil.rmtree(directory.path)
+                _remove_empty(directory)
+        except OSError:
+            continue
+
+
+def keep_snapshots(home: Path, used: Iterable[Assignment]) -> None:
+    """Jobs run in these copies of code: no runner of this home is to remove them."""
+    for assignment in used:
+        target = snapshot_of(home, assignment)
+        if target is not None and (mark := marked(target)).exists():
+            mark.touch()
+
+
+def _clean_snapshots(home: Path) -> None:
+    """Copies of code that were fetched and are not used any more: the daemon has them, while jobs may yet run in them."""
+    for mark in (home / "snapshots").glob(".*.fetched"):
+        try:
+            if time.time() - mark.stat().st_mtime > KEEP_SNAPSHOTS:
+                shutil.rmtree(mark.with_name(mark.name[1:].removesuffix(".fetched")), ignore_errors=True)
+                mark.unlink()
+        except OSError:
+            continue
+
+
+def _remove_empty(directory: RunDir) -> None:
+    """The directory of a job of which nothing is left, neither checkpoints nor other leases."""
+    job = directory.path.parent
+    mark = marked(directory.checkpoints)
+    if {path.name for path in job.iterdir()} <= {directory.checkpoints.name, mark.name}:
+        if directory.checkpoints.exists():
+            directory.checkpoints.rmdir()
+        mark.unlink(missing_ok=True)
+        job.rmdir()

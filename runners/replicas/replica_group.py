@@ -1,0 +1,392 @@
+"""A member's part in a group of replicas: it meets the others before each step, and sums with them.
+
+torchft does both: its lighthouse tells who is there, its process group is made anew for whoever that is. Each member runs a lighthouse.
+Which one is in use is asked of the members: that of the farthest of those who train, or else of the one that the daemon names.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from ...engine.errors import StokerError, UsageError
+from ...engine.protocol import ReplicaGroup
+from ..train.batches import Interrupted
+from .member_server import MemberServer, Status, ask_all, fetch
+from .membership import Decision, Member, decide, decoded, farthest
+
+log = logging.getLogger(__name__)
+
+_POLL = 0.1  #: seconds between looks at the request to stop
+_PAUSE = 0.2  #: seconds between two meetings of a group that may not go on
+_BEAT = 0.2  #: seconds between signs of life at the lighthouse
+_ASK = 1.0  #: seconds that a member has to answer
+_SLOWEST = 20.0  #: seconds that a step may take of which nothing is known yet
+_LINK = 10e6  #: bytes a second, of the slowest link over which a state is copied
+_SAY = 30.0  #: seconds between two lines that tell why it waits
+
+
+class Finished(Exception):
+    """The group has done all steps. ``state``: the one it ended with, None: no member gives it any more."""
+
+    def __init__(self, state: bytes | None) -> None:
+        super().__init__()
+        self.state = state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Of a group, and which member of it this is."""
+
+    group: int
+    lease: int
+    index: int
+    host: str
+    port: int
+    batch: int  #: samples of a step
+    least: int  #: members at first
+    quorum_timeout: float = 5.0  #: seconds without a sign after which a member counts as lost
+    state_bytes: int = 0  #: of the model and its optimizer, about
+
+
+class Group:
+    """Not for several threads. ``told`` gives the daemon's newest word, ``stop`` whether the job is asked to stop, ``waits`` is called
+    with words every now and then while it may not go on."""
+
+    def __init__(
+        self, settings: Settings, told: Callable[[], ReplicaGroup | None], stop: Callable[[], bool], waits: Callable[[str], None]
+    ) -> None:
+        from torch import distributed
+
+        os.environ.setdefault("RUST_LOG", "error")  # it tells megabytes
+        try:
+            from torchft.coordination import LighthouseServer
+        except ModuleNotFoundError:
+            words = "the package torchft is not installed here; install it with: pip install '.[replicas]' in Stoker's source tree"
+            raise UsageError(f"replicas: {words}") from None
+        logging.getLogger("torchft").setLevel(logging.CRITICAL)
+
+        self.settings, self._told, self._stop, self._waits = settings, told, stop, waits
+        self.lost = 0.0  #: seconds in which others were waited for, or an all-reduce had failed
+        self.gaps = 0  #: times that the group had to form anew after it had taken a step
+        self.finished = False
+        self._lighthouse = ""  #: in use
+        self._client: Any = None  #: of that
+        self._heard = 0.0  #: when that answered last
+        self._cut: dict[int, str] = {}  #: members that do not answer, and where they should
+        self._process_group: Any = None
+        self._formed: object = None  #: for whom that was made
+        self._said, self._why = -_SAY, ""
+        self._nobody = "no member answers yet"  #: why there is no lighthouse
+        host = settings.host
+        store: Any = distributed.TCPStore  # type: ignore[attr-defined]
+        self._store = store(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=settings.quorum_timeout))
+        milliseconds = int(settings.quorum_timeout * 1000)
+        self._server = LighthouseServer(
+            bind=f"{_bracketed(host)}:0", min_replicas=1, join_timeout_ms=milliseconds, quorum_tick_ms=20,
+            heartbeat_timeout_ms=max(milliseconds // 2, 500),
+        )  # fmt: skip
+        self._own = f"http://{_bracketed(host)}:{self._server.address().rpartition(':')[2]}"
+        self.me = Member(group=settings.group, lease=settings.lease, index=settings.index, address="", step=0,
+                         store=f"{_bracketed(host)}:{self._store.port}")  # fmt: skip
+        try:
+            self._answers = MemberServer(host, settings.port, settings.group, self._status)
+        except OSError as error:
+            raise StokerError(
+                f"replicas: cannot answer the others at {host}:{settings.port}: {error.strerror}; give the job retries, or try again"
+            ) from None
+        self.tell(address=f"{_bracketed(host)}:{self._answers.port}")
+        self._beats = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._beats.start()
+
+    def tell(self, **now: Any) -> None:
+        """What others are told of this member from now on, see `Member`."""
+        self.me = Member(**{name: getattr(self.me, name) for name in self.me.__struct_fields__} | now)
+
+    def _status(self) -> Status:
+        return Status(member=self.me, lighthouse=self._lighthouse, own=self._own, finished=self.finished)
+
+    # ---- who takes part ----
+
+    def meet(self) -> Decision:
+        """Wait until this member may take part in the next step.
+
+        Interrupted: the job is asked to stop; Finished: no step is left; UsageError: it must not be in the group.
+        """
+        began, anew = time.monotonic(), False
+        while True:
+            if self._stop():
+                raise Interrupted
+            decision = self._met()
+            if decision.verdict == "leave":
+                raise UsageError(decision.why)
+            if decision.verdict == "go":
+                changed = self._key(decision) != self._formed
+                if self._form(decision):
+                    if self.me.took_part and (anew or changed):
+                        self.lost += time.monotonic() - began
+                        self.gaps += 1
+                    return decision
+                continue
+            anew = True
+            self._say(decision.why)
+            self._pause(_PAUSE)
+
+    def _met(self) -> Decision:
+        """What follows from who is there."""
+        word = self._told()
+        if word is not None:  # who has ended need not be asked any more
+            living = {one.lease for one in word.members}
+            self._cut = {lease: address for lease, address in self._cut.items() if lease in living}
+        self.tell(word=word, unreached=tuple(self._cut))
+        if word is not None and word.done:
+            raise Finished(self._final_state(ask_all(self._others(), self.settings.group, _ASK)))
+        if self._client is None:
+            self._seek()
+        if self._client is None:
+            return Decision(verdict="wait", why=self._nobody)
+        try:
+            present = self._quorum()
+        except _Silent:
+            self._nobody = f"the lighthouse in use, {self._lighthouse}, does not answer here: looking for another one"
+            self._lighthouse, self._client = "", None
+            return Decision(verdict="wait", why=self._nobody)
+        decision = decide(self.me, present, self.settings.batch, self.settings.least)
+        if decision.verdict == "wait":
+            self._seek()
+        return decision
+
+    def _seek(self) -> None:
+        """Choose the lighthouse: that of the farthest member that trains, or else of the one with which a group begins."""
+        answers = ask_all(self._others(), self.settings.group, _ASK)
+        if any(status.finished for status in answers):
+            raise Finished(self._final_state(answers))
+        best = farthest([self.me, *(status.member for status in answers)])
+        if best.took_part:
+            first = best.lease
+        elif self.me.word is not None and self.me.word.founder is not None:
+            first = self.me.word.founder
+        else:
+            return
+        if first == self.me.lease:
+            self._use(self._lighthouse if best.took_part and self._lighthouse else self._own)
+            return
+        for status in answers:
+            if status.member.lease == first:
+                self._use(status.lighthouse if best.took_part else status.own)
+
+    def _use(self, lighthouse: str) -> None:
+        if not lighthouse or (lighthouse == self._lighthouse and self._client is not None):
+            return
+        from torchft.coordination import LighthouseClient
+
+        try:
+            self._client = LighthouseClient(lighthouse, connect_timeout=timedelta(seconds=_ASK))
+        except Exception:  # it has gone, or the network between is cut
+            self._nobody = f"the lighthouse in use, {lighthouse}, is not reached from here: check the network"
+            return
+        self._nobody = "no member answers yet"
+        self._lighthouse, self._heard = lighthouse, time.monotonic()
+
+    def _others(self) -> list[str]:
+        members = self.me.word.members if self.me.word is not None else []
+        return [one.address for one in members if one.address and one.lease != self.me.lease]
+
+    def _name(self) -> str:
+        return f"{self.me.index}.{self.me.lease}"
+
+    def _quorum(self) -> list[Member]:
+        """All who are there, as the lighthouse tells them. _Silent: it does not."""
+        client, me = self._client, self.me
+        wait = timedelta(seconds=3 * self.settings.quorum_timeout)
+        result: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+        def call() -> None:
+            try:
+                found = client.quorum(self._name(), timeout=wait, address=me.address, store_address=me.store, step=me.step, world_size=1,
+                                      shrink_only=False, data={"member": me.encoded()})  # fmt: skip
+                result.put([decoded(str(one.data["member"])) for one in found.participants])
+            except Exception as error:
+                result.put(error)
+
+        threading.Thread(target=call, name="quorum", daemon=True).start()
+        while True:
+            try:
+                found = result.get(timeout=_POLL)
+            except queue.Empty:
+                if self._stop():
+                    raise Interrupted from None
+                if time.monotonic() - self._heard > self.settings.quorum_timeout:  # no sign of the lighthouse either
+                    raise _Silent from None
+                continue
+            if isinstance(found, Exception):
+                log.debug("no quorum at %s: %s", self._lighthouse, found)
+                raise _Silent
+            return [one for one in found if one.group == me.group]
+
+    def _beat(self) -> None:
+        """Signs of life, while there is a group to be in."""
+        while not self.finished:
+            self._ask_again()
+            client = self._client
+            if client is not None:
+                try:
+                    client.heartbeat(self._name(), timeout=timedelta(seconds=_ASK))
+                    if client is self._client:
+                        self._heard = time.monotonic()
+                except Exception as error:  # who asks for a quorum notices
+                    log.debug("no sign of the lighthouse: %s", error)
+            time.sleep(_BEAT)
+
+    def _ask_again(self) -> None:
+        """Of those that did not answer who does so now."""
+        for lease, address in list(self._cut.items()):
+            if ask_all([address], self.settings.group, _BEAT):
+                self._cut.pop(lease, None)
+
+    def _pause(self, seconds: float) -> None:
+        if self._stop():
+            raise Interrupted
+        time.sleep(seconds)
+
+    def _say(self, why: str) -> None:
+        if time.monotonic() - self._said >= _SAY or why != self._why:
+            self._said, self._why = time.monotonic(), why
+            self._waits(why + self._unreachable())
+
+    def _unreachable(self) -> str:
+        """Which others tell an address that is no use on this host."""
+        members = self.me.word.members if self.me.word is not None else []
+        found = [one.index for one in members if one.address.startswith("127.")]
+        if not found or self.settings.host.startswith("127."):
+            return ""
+        tasks = ", ".join(f"task {index}" for index in found)
+        return f" ({tasks} can be reached from its own host only: start the runner there with --address)"
+
+    # ---- the processes that sum ----
+
+    def _key(self, decision: Decision) -> object:
+        return (self._lighthouse, tuple((one.lease, one.tries) for one in decision.members))
+
+    def _form(self, decision: Decision) -> bool:
+        """Make the process group of those who take the step, unless it is that already."""
+        key = self._key(decision)
+        if key == self._formed:
+            return True
+        from torchft.process_group import ProcessGroupGloo
+
+        self._dissolve()
+        rank = decision.leases.index(self.me.lease)
+        prefix = "/".join(f"{one.lease}.{one.tries}" for one in decision.members)
+        group = ProcessGroupGloo(timeout=timedelta(seconds=self.settings.quorum_timeout))
+        try:
+            group.configure(f"{decision.members[0].store}/{prefix}", self._name(), rank, len(decision.members))
+        except Exception as error:  # one of them is gone, or a link is cut
+            log.debug("the group of %s cannot be formed: %s", decision.leases, error)
+            self.failed(decision)
+            return False
+        self._process_group, self._formed = group, key
+        return True
+
+    def failed(self, decision: Decision) -> None:
+        """An all-reduce, or the making of the group, has failed: the next group is another one, without those that cannot be reached."""
+        self._dissolve()
+        self.tell(tries=self.me.tries + 1)
+        others = [one for one in decision.members if one.lease != self.me.lease]
+        answered = {status.member.lease for status in ask_all([one.address for one in others], self.settings.group, _ASK)}
+        self._cut |= {one.lease: one.address for one in others if one.lease not in answered}
+
+    def _dissolve(self) -> None:
+        if self._process_group is not None:
+            self._process_group.abort(errored=False)
+        self._process_group = self._formed = None
+
+    def sum(self, tensors: Sequence[torch.Tensor], decision: Decision) -> bool:
+        """Sum tensors of the host over the members, in place. False: it failed, and what is in them is worth nothing."""
+        from torch.distributed import AllreduceOptions, ReduceOp
+
+        options: Any = AllreduceOptions()
+        options.reduceOp = ReduceOp.SUM
+        options.timeout = timedelta(seconds=self._patience(decision))
+        began = time.monotonic()
+        try:
+            for tensor in tensors:
+                self._process_group.allreduce([tensor], options).wait()
+        except RuntimeError as error:
+            log.info("a member was lost (%s); the step goes on with those who are left", str(error).rpartition("] ")[2][:100])
+            self.lost += time.monotonic() - began
+            self.failed(decision)
+            return False
+        return True
+
+    def _patience(self, decision: Decision) -> float:
+        """Seconds for which one that computes, or copies a state, is waited for: a lost one is mostly noticed at once."""
+        slowest = max(one.seconds if one.seconds is not None else _SLOWEST for one in decision.members)
+        copying = self.settings.state_bytes / _LINK if len(decision.shares) < len(decision.members) else 0.0
+        return self.settings.quorum_timeout + 3 * slowest + copying
+
+    # ---- states ----
+
+    def publish(self, state: bytes) -> None:
+        """Give this member's state to those who ask for it."""
+        self._answers.publish(self.me.step, self.me.history, state)
+
+    def forget(self) -> None:
+        self._answers.forget()
+
+    def copy(self, decision: Decision) -> bytes | None:
+        """The group's state, of its source; None: that has gone meanwhile."""
+        assert decision.source is not None
+        source, seconds = decision.source, self._patience(decision)
+        return fetch(source.address, self.settings.group, source.step, source.history, seconds)
+
+    def _final_state(self, answers: Sequence[Status]) -> bytes | None:
+        for status in answers:
+            if status.finished:
+                one = status.member
+                return fetch(
+                    one.address,
+                    self.settings.group,
+                    one.step,
+                    one.history,
+                    self.settings.quorum_timeout + self.settings.state_bytes / _LINK,
+                )
+        return None
+
+    # ---- the end ----
+
+    def finish(self, state: bytes) -> None:
+        """All steps are done: give the state to those who missed the last one, until nobody is left who may want it."""
+        self.publish(state)
+        self.finished = True
+        self._lighthouse, self._client = "", None
+        until = time.monotonic() + 2 * self.settings.quorum_timeout
+        while time.monotonic() < until and not self._stop():
+            answers = ask_all(self._others(), self.settings.group, _ASK)
+            if all(status.finished or status.member.step == self.me.step for status in answers):
+                return
+            time.sleep(_POLL)
+
+    def close(self) -> None:
+        self.finished = True
+        self._client = None
+        self._dissolve()
+        self._answers.close()
+        self._server.shutdown()
+
+
+class _Silent(StokerError):
+    """The lighthouse does not answer."""
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

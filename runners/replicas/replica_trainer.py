@@ -1,0 +1,277 @@
+"""The training loop of a replica: the one of every recipe and entrypoint, but each step is taken together with whoever is there."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from ...engine.errors import UsageError
+from ...engine.protocol import Assignment, ReplicaGroup
+from ...engine.spec.model import Replicas, Stop
+from ..host.rundir import REPLICAS
+from ..train import rng
+from ..train.batch_feeds import Source, State
+from ..train.batches import Interrupted, Order
+from ..train.task import Task
+from ..train.trainer import Trainer
+from ..worker import script
+from ..worker.ranks import Ranks
+from .averaging import Behind, ReplicaStep
+from .membership import Decision, after
+from .replica_group import Finished, Group, Settings
+
+log = logging.getLogger(__name__)
+
+
+class ReplicaTrainer(Trainer):
+    """One member's run. A step is ``replicas.global_batch`` samples, of which the task's ``batch_size`` are computed at once."""
+
+    def __init__(
+        self,
+        task: Task,
+        stop: Stop,
+        checkpoints: Path,
+        ranks: Ranks,
+        replicas: Replicas,
+        assignment: Assignment,
+        told: Callable[[], ReplicaGroup | None],
+        begin_from: Path | None = None,
+    ) -> None:
+        if (word := assignment.replicas) is None:
+            raise UsageError("replicas: this lease was given by a daemon that knows no replicas; bring daemon and runner to one version")
+        index = next((one.index for one in word.members if one.lease == assignment.lease), 0)
+        host, _, port = assignment.rendezvous.rpartition(":")
+        settings = Settings(
+            group=word.group, lease=assignment.lease, index=index, host=host.strip("[]"), port=int(port), batch=replicas.global_batch,
+            least=replicas.min, quorum_timeout=replicas.quorum_timeout,
+            state_bytes=3 * sum(each.numel() * each.element_size() for each in task.model.parameters()),
+        )  # fmt: skip
+        most = min(task.batch_size, replicas.global_batch)
+        if len(task.train) < replicas.global_batch:
+            raise UsageError(
+                f"replicas.global_batch: {replicas.global_batch} is more than the {len(task.train)} samples there are; lower it"
+            )
+        task = dataclasses.replace(task, batch_size=replicas.global_batch)
+        task.check(1)
+        order = Order(len(task.train), task.batch_size, task.seed)
+        self.source = Source(task.train, task.augment, task.collate, task.seed, order)
+        self.history, self.takers = "", tuple[int, ...]()
+        self.agreed = False  #: all know that the target of the stopping rule is reached
+        facts = _facts(task, stop)
+        self.group = Group(settings, told, script.should_stop, self._waits)
+        try:
+            self.share = ReplicaStep(task, ranks, self.group, most, self._load, self._meet)
+            super().__init__(task, stop, checkpoints, ranks, work=self.share, begin_from=begin_from)
+        except BaseException:
+            self.group.close()
+            raise
+        self.group.tell(facts=facts, step=self.step, history=self.history, last=self.takers)
+
+    def close(self) -> None:
+        super().close()
+        self.group.close()
+
+    def _run(self) -> bool:
+        if script.should_stop():
+            return self._leave(rng.get_state())
+        if self.saved is not None:
+            log.info("resumed at step %d of %d", self.step, self.total)
+            self._report(checkpoint=self.saved)
+        elif self.begun:
+            self._save(rng.get_state())
+        try:
+            while True:
+                if self._evaluation_due() and not self._evaluate():
+                    return self._leave(rng.get_state())
+                if self._checkpoint_due():
+                    self._save(rng.get_state())
+                if self.step >= self.total or self.agreed:
+                    break
+                self.group.tell(reached=self.reached)
+                self._take_step()
+        except Interrupted:
+            return self._leave(rng.get_state())
+        except Finished as end:
+            return self._finished(end)
+        self.watch.tell()
+        return self._end()
+
+    def _end(self) -> bool:
+        self.group.finish(self._packed())
+        if self.task.finish is not None:
+            self.task.finish(self.model, self.checkpoints.path)
+        log.info("finished at step %d%s; weights %s", self.step, self._verdict(), digest(self.model))
+        return True
+
+    def _finished(self, end: Finished) -> bool:
+        """The others have done all steps."""
+        if end.state is None:
+            log.info("the group has finished its training without this member, whose own state is of step %d", self.step)
+            return True
+        self._unpack(end.state)
+        if self._evaluation_due() and not self._evaluate():
+            return self._leave(rng.get_state())
+        self._save(rng.get_state())
+        return self._end()
+
+    # ---- one step ----
+
+    def _take_step(self) -> None:
+        decision = self._meet()
+        while True:
+            try:
+                if decision.lags(self.group.me.lease) and not self._copied(decision):
+                    self.group.failed(decision)  # its source has gone
+                    decision = self._meet()
+                elif decision.reached:
+                    self.reached = self.agreed = True
+                    return
+                else:
+                    self.share.begin(decision)
+                    self._train(decision)
+                    return
+            except Behind as behind:
+                self.group.tell(done=())
+                decision = behind.decision
+
+    def _meet(self) -> Decision:
+        decision = self.group.meet()
+        source = decision.source
+        if source is not None and source.lease == self.group.me.lease and len(decision.shares) < len(decision.members):
+            self.group.publish(self._packed())
+        return decision
+
+    def _train(self, decision: Decision) -> None:
+        with self.sharing:
+            self.update((), 1.0)
+        decision = self.share.decision  # others may have gone meanwhile
+        if self.scheduler is not None:
+            self.scheduler.step()
+        self.history, self.takers = after(self.history, self.step, decision.leases), decision.leases
+        self.step += 1
+        self.group.forget()
+        seconds = self.share.computed if decision.shares.get(self.group.me.lease) else self.group.me.seconds
+        self.group.tell(step=self.step, history=self.history, last=self.takers, took_part=True, done=(), seconds=seconds)
+        loss = {"loss": self.share.loss}
+        samples = {"samples": float(self.step * self.task.batch_size)}
+        group = {"members": float(len(decision.members)), "lost_seconds": self.group.lost, "gaps": float(self.group.gaps)}
+        self._report({**loss, **samples, **group})
+        self._look_at_target(loss)
+        self.tell_loss(self.share.loss)
+
+    def _load(self, positions: range) -> Any:
+        """The batch of some samples of the present step: the same bits whoever loads it."""
+        base = self.step * self.order.batch_size
+        places = [base + position for position in positions]
+        samples = []
+        for place in places:
+            samples.append(self.source.augmented(place, 0, self.source.decode(place, self.order.index(place))))
+        return self.source.collated(samples, places)
+
+    # ---- states ----
+
+    def _copied(self, decision: Decision) -> bool:
+        state = self.group.copy(decision)
+        if state is None:
+            return False
+        self._unpack(state)
+        log.info("copied the weights of task %d at step %d", decision.source.index if decision.source else 0, self.step)
+        return True
+
+    def _packed(self) -> bytes:
+        buffer = io.BytesIO()
+        torch.save(self._state([], []), buffer)
+        return buffer.getvalue()
+
+    def _unpack(self, state: bytes) -> None:
+        self.take(torch.load(io.BytesIO(state), map_location=self.ranks.device, weights_only=True))
+        self.group.tell(step=self.step, history=self.history, last=self.takers, done=())
+
+    def take(self, state: Mapping[str, Any]) -> None:
+        super().take(state)
+        self.history, self.takers = state["replicas"]["history"], tuple(state["replicas"]["last"])
+
+    def _state(self, generators: list[Any], feeds: list[State]) -> dict[str, Any]:
+        return super()._state(generators, feeds) | {"replicas": {"history": self.history, "last": list(self.takers)}}
+
+    def _waits(self, why: str) -> None:
+        """It may not go on; who waits is not hanging."""
+        log.info("waits: %s", why)
+        if self.group.me.took_part:
+            self._report({"members": 0.0})
+
+
+def word_in(run_dir: Path, assignment: Assignment) -> Callable[[], ReplicaGroup | None]:
+    """The daemon's newest word, that the agent puts into the run directory; read again only when it has put another one there."""
+    path = run_dir / REPLICAS
+    known: tuple[object, ReplicaGroup | None] = (None, assignment.replicas)
+
+    def told() -> ReplicaGroup | None:
+        nonlocal known
+        try:
+            found = path.stat()
+            seen = (found.st_ino, found.st_mtime_ns)
+            if seen != known[0]:
+                known = (seen, msgspec.json.decode(path.read_bytes(), type=ReplicaGroup))
+        except (OSError, msgspec.DecodeError):  # not there yet, or a full disk has cut it short: what held still holds
+            pass
+        return known[1]
+
+    return told
+
+
+def digest(model: torch.nn.Module) -> str:
+    """Of all that is saved of a model: equal of equal bits."""
+    found = hashlib.sha256()
+    for name, value in model.state_dict().items():
+        found.update(name.encode())
+        _feed(found, value)
+    return found.hexdigest()[:12]
+
+
+def _facts(task: Task, stop: Stop) -> dict[str, str]:
+    """What has to be the same with all members, in words."""
+    model = hashlib.sha256()
+    for name, parameter in task.model.named_parameters():
+        model.update(f"{name} {tuple(parameter.shape)} {parameter.dtype} {parameter.requires_grad}".encode())
+    data = hashlib.sha256()
+    with rng.preserved():
+        for index in sorted({0, len(task.train) // 2, len(task.train) - 1}):
+            rng.seed_host(index)
+            _feed(data, task.train[index])
+    return {
+        "model": f"{type(task.model).__name__} {model.hexdigest()[:8]}",
+        "data": f"{len(task.train)} samples {data.hexdigest()[:8]}",
+        "global batch": str(task.batch_size),
+        "seed": str(task.seed),
+        "steps": str(task.steps(stop)),
+        "torch": torch.__version__.partition("+")[0],
+    }
+
+
+def _feed(found: Any, value: Any) -> None:
+    """The bits of a sample, as far as they are known to be the same in every process."""
+    if isinstance(value, torch.Tensor):
+        found.update(f"{value.dtype}{tuple(value.shape)}".encode())
+        found.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b"")
+    elif isinstance(value, Mapping):
+        for key in value:
+            _feed(found, key)
+            _feed(found, value[key])
+    elif isinstance(value, list | tuple):
+        for each in value:
+            _feed(found, each)
+    elif isinstance(value, str | bytes | int | float | bool | None):
+        found.update(repr(value).encode())
+    elif hasattr(value, "tobytes"):
+        found.update(value.tobytes())
+    else:
+        found.update(type(value).__name__.encode())

@@ -1,0 +1,19 @@
+-- The groups of replicas that some live leases are in: a row a live lease of a group, with what the daemon's word says of the group.
+WITH groups AS (
+    SELECT DISTINCT coalesce(j.array_id, j.id) AS id FROM leases l JOIN jobs j ON j.id = l.job_id WHERE l.id IN (SELECT unnest($1::BIGINT[]))
+), tasks AS (
+    SELECT j.id, g.id AS grouped, coalesce(j.array_index, 0) AS place, j.state FROM groups g JOIN jobs j ON coalesce(j.array_id, j.id) = g.id
+), held AS (
+    SELECT t.grouped, t.place, l.id AS lease, l.state = 'ended' AS ended, w.port, n.address, n.host, n.boot_id
+    FROM tasks t JOIN leases l ON l.job_id = t.id JOIN workers w ON w.lease_id = l.id JOIN nodes n ON n.id = w.node_id
+    WHERE NOT coalesce(l.profile, false)
+), words AS (  -- each lease that is given, tells its port or ends makes a newer one
+    SELECT grouped, count(*) + count(*) FILTER (ended) + count(port) AS epoch FROM held GROUP BY grouped
+), ends AS (
+    SELECT grouped, bool_or(state = 'completed') AS done FROM tasks GROUP BY grouped
+)
+SELECT h.grouped AS "group", w.epoch, e.done, h.lease, h.place, h.address, h.port, h.host, h.boot_id,
+       EXISTS (SELECT 1 FROM metrics m WHERE m.lease_id = h.lease AND m.name = 'members') AS stepped
+FROM held h JOIN words w ON w.grouped = h.grouped JOIN ends e ON e.grouped = h.grouped
+WHERE NOT h.ended
+ORDER BY h.grouped, h.place, h.lease

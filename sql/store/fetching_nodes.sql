@@ -1,0 +1,2 @@
+-- Runners that fetch checkpoints from other hosts.
+SELECT id FROM nodes WHERE fetch_at_most IS NOT NULL

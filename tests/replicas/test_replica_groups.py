@@ -1,0 +1,140 @@
+"""A group of replicas as the daemon has it: an array of its own, its word on who lives, its end; and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from afar import Clock, Daemon
+from stoker.engine.errors import UsageError
+from stoker.engine.fleet import registration
+from stoker.engine.fleet.board import Board
+from stoker.engine.forecast.explain import explain
+from stoker.engine.jobs.submission import SubmitRequest, submit
+from stoker.engine.protocol import Assignment, Record, Records, Report
+from stoker.engine.spec.build import Context
+from stoker.engine.spec.dump import dump
+from stoker.engine.spec.model import JobSpec, Provenance, Submission
+from stoker.engine.spec.reading.load import load_text
+from stores import reopened
+
+LM = "name: lm\nrecipe: toy\nreplicas: {min: 1, max: 3, global_batch: 12}\n"
+
+
+def specs(text: str = LM) -> list[JobSpec]:
+    return load_text(text, "f.yaml", Context(now=0.0, cwd=Path("/"), files=False))
+
+
+@pytest.fixture
+def daemon(template: Path, tmp_path: Path) -> Iterator[Daemon]:
+    store = reopened(Path(shutil.copyfile(template, tmp_path / "stoker.duckdb")), clock=Clock())
+    found = Daemon(store)
+    for node in ("h1", "h2", "h3"):
+        found.join(node)
+    yield found
+    store.close()
+
+
+def submitted(daemon: Daemon, text: str = LM) -> list[int]:
+    request = SubmitRequest(Submission(jobs=specs(text), provenance=Provenance(argv=["x"], cwd="/")), "ann")
+    return [row["id"] for row in daemon.store.write(submit, request)]
+
+
+def told(board: Board, node: str) -> Assignment:
+    board.refresh()
+    (assignment,) = board._answers[node].leases
+    return assignment
+
+
+def test_replicas_are_an_array_of_single_jobs_and_are_written_as_one() -> None:
+    found = specs()
+    assert [spec.name for spec in found] == ["lm[0]", "lm[1]", "lm[2]"]
+    assert all((spec.gpus_max, spec.array_size) == (1, 3) for spec in found)
+    assert specs(dump(found)) == found
+
+
+def test_the_daemons_word_names_the_living_leases_in_the_order_of_their_tasks(daemon: Daemon) -> None:
+    first, second, _ = submitted(daemon)
+    board = Board(daemon.store)
+    later = daemon.grant(second, "h2")  # the older lease is that of the second task
+    alone = told(board, "h2")
+    assert alone.replicas is not None and alone.hosts == 1 and alone.rendezvous.startswith("10.0.0.2:")
+    assert (alone.replicas.group, alone.replicas.founder, alone.replicas.done) == (first, later, False)
+    lease = daemon.grant(first, "h1")
+    daemon.tell("h1", lease, "starting", 0.0, port=4711)
+    word = told(board, "h2").replicas
+    assert word is not None and word.epoch > alone.replicas.epoch
+    assert [(one.lease, one.index, one.address) for one in word.members] == [(lease, 0, "10.0.0.1:4711"), (later, 1, "")]
+    assert (word.founder, word.stepped, told(board, "h1").hosts) == (later, [], 2)
+    daemon.tell("h1", lease, "running", 0.0)
+    record = Record(seq=1, ts=0.0, step=1, values={"members": 1.0, "samples": 12.0})
+    report = Report(node="h1", session=daemon.sessions["h1"], records=[Records(lease=lease, rank=0, records=[record])])
+    daemon.store.write(registration.report, report)
+    daemon.tell("h2", later, "exited", 0.0, outcome="failed", exit_code=-9)  # killed: it comes back, at no cost
+    assert (daemon.job(second)["state"], daemon.job(second)["failures"]) == ("pending", 0)
+    last = told(board, "h1").replicas
+    assert last is not None and last.epoch > word.epoch and last.founder == lease and last.stepped == [lease]
+    assert "1 of 1 to 3 train; 12 samples committed in steps of 12" in explain(daemon.store, first)["summary"]
+
+
+def test_tasks_that_never_ran_end_with_the_group(daemon: Daemon) -> None:
+    first, second, third = submitted(daemon)
+    leases = [daemon.grant(first, "h1"), daemon.grant(second, "h2")]
+    for node, lease in zip(("h1", "h2"), leases, strict=True):
+        daemon.tell(node, lease, "running", 0.0)
+    daemon.tell("h1", leases[0], "exited", 0.0, outcome="completed", exit_code=0)
+    assert [daemon.job(job)["state"] for job in (first, second, third)] == ["completed", "running", "completed"]
+    assert daemon.job(third)["state_reason"] == "its group of replicas has finished all steps"
+    word = told(Board(daemon.store), "h2").replicas
+    assert word is not None and word.done
+    daemon.tell("h2", leases[1], "exited", 0.0, outcome="lost")  # nothing is left for it to come back for
+    assert daemon.job(second)["state"] == "completed"
+
+
+def test_more_replicas_than_the_pool_has_gpus_are_refused(daemon: Daemon) -> None:
+    with pytest.raises(UsageError) as caught:
+        submitted(daemon, LM.replace("max: 3", "max: 4"))
+    assert "replicas.max: lm asks for up to 4 replicas, pool 'default' has 3 GPUs: lower it, or add a runner" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("replicas: {min: 1, max: 2}", "f.yaml:3: replicas: global_batch is missing"),
+        ("replicas: {min: 3, max: 2, global_batch: 6}", "f.yaml:3: replicas.min: 3 is larger than max, 2; lower one or raise the other"),
+        ("replicas: {min: 3, max: 4, global_batch: 65}",
+         "f.yaml:3: replicas.global_batch: no number of members from 3 to 4 divides 65; give 64 or 68"),
+        ("replicas: {min: 1, max: 4, global_batch: 3}",
+         "f.yaml:3: replicas.max: 4 replicas cannot share a global batch of 3 samples; raise global_batch or lower max"),
+        ("gpus: 2\nreplicas: {min: 1, max: 2, global_batch: 4}",
+         "f.yaml:4: replicas: each replica has one GPU; write gpus: 1, and the number of replicas as min and max"),
+        ("memory: {cap: 1GiB}\nreplicas: {min: 1, max: 2, global_batch: 4}",
+         "f.yaml:4: replicas: cannot go with memory: a replica has its whole model on its GPU and computes batch_size samples at once; "
+         "remove it"),
+        ("replicas: {min: 1, max: 2, global_batch: 4}\narray: {params: {lr: [1, 2]}}",
+         "array: cannot go with replicas, which are an array by themselves; submit a job for each combination"),
+        ("replicas: {min: 1, max: 2, global_batch: 4, quorum_timeout: 0.1s}",
+         "f.yaml:3: replicas.quorum_timeout: must be between 1s and 10m, not 0.1s"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_replicated_is_refused_in_a_line(text: str, problem: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        specs(f"name: lm\nrecipe: toy\n{text}")
+    assert str(caught.value).endswith(problem)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_replica_without_torchft_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    from stoker.runners.replicas.replica_group import Group, Settings
+
+    monkeypatch.setitem(sys.modules, "torchft", None)
+    monkeypatch.delitem(sys.modules, "torchft.coordination", raising=False)
+    settings = Settings(group=1, lease=1, index=0, host="127.0.0.1", port=0, batch=4, least=1)
+    with pytest.raises(
+        UsageError, match=r"replicas: the package torchft is not installed here; install it with: pip install '.\[replicas\]'"
+    ):
+        Group(settings, lambda: None, lambda: False, print)

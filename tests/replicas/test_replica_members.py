@@ -1,0 +1,108 @@
+"""Groups of real members: they grow and shrink, are killed and cut off, and end with the same bits and each sample counted once."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from replica_members import Member, World, counting, world
+
+pytest.importorskip("torchft", reason="the extra 'replicas' is not installed")
+import torch
+
+
+def weights_of(member: Member) -> torch.Tensor:
+    from stoker.runners.train.checkpoint import Checkpoints
+
+    state = Checkpoints(member.directory.parent / "checkpoints").load()
+    assert state is not None
+    return state["model"]["used"]
+
+
+def ended_alike(there: World, *members: Member, steps: int = 40) -> None:
+    for member in members:
+        assert there.wait(member) == 0, member.log
+    assert len({member.weights for member in members}) == 1
+    assert all(member.step == steps for member in members)
+    uses = weights_of(members[0])
+    passes, left = divmod(steps * 16, 64)
+    assert sorted(uses.tolist()) == [float(passes)] * (64 - left) + [float(passes + 1)] * left
+
+
+def test_members_come_and_go_and_end_with_the_same_bits(tmp_path: Path) -> None:
+    with world(tmp_path, counting(least=2, pace=0.004)) as there:
+        first, second = there.start(0, 1)
+        there.until_step(first, 5)
+        (third,) = there.start(2)
+        there.until_step(third, 8)
+        there.kill(second)
+        there.until_step(first, 20)
+        (again,) = there.start(1)
+        ended_alike(there, first, third, again)
+
+
+def test_of_two_neither_trains_alone_while_the_daemon_is_dead(tmp_path: Path) -> None:
+    with world(tmp_path, counting(least=2, most=2, pace=0.004)) as there:
+        first, second = there.start(0, 1)
+        there.until_step(second, 5)
+        there.mute = True
+        there.kill(first)  # whose lighthouse is in use
+        there.until_log(second, "1 of the 2 that took step")
+        step = second.step
+        assert step < 40
+        there.mute = False
+        there.tell()  # the daemon is back, and says that the other has ended
+        there.until_step(second, step + 2)
+        (again,) = there.start(0)
+        ended_alike(there, second, again)
+
+
+def test_three_lose_the_first_and_its_lighthouse_without_a_daemon_and_it_does_not_begin_anew_beside_them(tmp_path: Path) -> None:
+    """The two splits of the trial: one comes back and looks at another lighthouse, one is killed before it took a step."""
+    with world(tmp_path, counting(least=2, steps=60, pace=0.004)) as there:
+        first, second, third = there.start(0, 1, 2)
+        there.until_step(first, 3)
+        there.mute = True
+        there.kill(first)
+        there.until_step(second, first.step + 5)  # two of three go on by themselves
+        there.mute = False
+        (early,) = there.start(0)
+        there.kill(early)  # before it has trained
+        (again,) = there.start(0)
+        ended_alike(there, second, third, again, steps=60)
+        assert max(report["values"].get("gaps", 0) for report in second.reports if "values" in report) >= 1
+
+
+def test_a_late_one_finds_the_training_done(tmp_path: Path) -> None:
+    with world(tmp_path, counting(steps=3)) as there:
+        (first,) = there.start(0)
+        assert there.wait(first) == 0
+        there.done = True
+        (late,) = there.start(1)
+        assert there.wait(late) == 0
+        assert "the group has finished its training without this member, whose own state is of step 0" in late.log
+        assert late.step == 0
+
+
+def test_one_that_trains_another_model_leaves_with_a_line_and_stops_nobody(tmp_path: Path) -> None:
+    with world(tmp_path, counting(steps=600, pace=0.004)) as there:
+        (first,) = there.start(0)
+        there.until_step(first, 3)
+        (other,) = there.start(1, spec=counting(steps=60, samples=32))
+        assert there.wait(other) == 2
+        assert "stoker: replicas: this member trains something else than task 0: model Counts" in other.log
+        there.until_step(first, first.step + 2)
+
+
+def test_a_member_that_stood_still_is_left_behind_and_copies_the_state(tmp_path: Path) -> None:
+    """As one whose link was cut: it is silent, and comes back with an older state."""
+    with world(tmp_path, counting(least=3, steps=30, pace=0.002, timeout=1.0)) as there:
+        first, second, third = there.start(0, 1, 2)
+        there.until_step(first, 3)
+        os.kill(first.pid, signal.SIGSTOP)
+        there.until_step(second, first.step + 5)
+        os.kill(first.pid, signal.SIGCONT)
+        ended_alike(there, first, second, third, steps=30)
+        assert "copied the weights of task" in first.log

@@ -1,0 +1,61 @@
+"""A group over pretended hosts: a link that is cut and mended, a host that dies, another one that joins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from e2e import Jobs, until
+from pretended import network
+from replica_members import HERE
+
+pytest.importorskip("torchft", reason="the extra 'replicas' is not installed")
+
+pytestmark = [pytest.mark.nightly, pytest.mark.xdist_group("hosts"), pytest.mark.timeout(900)]
+
+STEPS = 2000
+
+
+def test_a_group_outlives_a_cut_link_and_a_host(tmp_path: Path) -> None:
+    with network(tmp_path, 4) as net:
+        first, second, third, fourth = net.hosts
+        jobs = Jobs(net.up("--slots", "1"))
+        for host in (second, third):
+            host.runner()
+        job = {
+            "name": "lm", "entrypoint": "counting:build", "workdir": str(HERE), "params": {"pace": 0.03, "hurry": str(tmp_path / "hurry")},
+            "replicas": {"min": 3, "max": 3, "global_batch": 16, "quorum_timeout": "2s"}, "stop": {"iterations": STEPS},
+        }  # fmt: skip
+        (tmp_path / "lm.yaml").write_text(yaml.safe_dump(job))
+        said = first.stoker("submit", str(tmp_path / "lm.yaml"))
+        assert said.returncode == 0, said.stderr
+
+        def now() -> tuple[int, int]:
+            """Members of the newest step, and which that is."""
+            rows = jobs.sql("SELECT members, step FROM replicas_now WHERE members > 0 ORDER BY step DESC LIMIT 1")
+            return rows[0] if rows else (0, 0)
+
+        def trains(count: int, seconds: float = 90) -> None:
+            step = now()[1]
+            until(lambda: now()[0] == count and now()[1] > step, seconds, says=first.said)
+
+        trains(3, 120)
+        third.cut()
+        trains(2)
+        third.mend()
+        trains(3)
+        second.die()
+        trains(2)
+        fourth.runner()  # the task of the dead host goes on there, from the state of the others
+        trains(3, 180)
+        (tmp_path / "hurry").touch()
+        for number in (1, 2, 3):
+            assert jobs.ended(number, 200)["state"] == "completed", jobs.show(number)
+        ends = [line for host in (first, third, fourth) for line in _ends(host.home)]
+        assert len({line.rpartition("weights ")[2] for line in ends}) == 1 and len(ends) == 3, ends
+
+
+def _ends(home: Path) -> list[str]:
+    logs = [path.read_text() for path in home.glob("jobs/*/run-*/output.log")]
+    return [line for log in logs for line in log.splitlines() if f"finished at step {STEPS}" in line]
