@@ -40,7 +40,7 @@ def _columns(now: float) -> list[Column]:
 @click.option("--all", "every", is_flag=True, help="Those too with which nobody can begin any more, and why.")
 @json_option
 @pass_app
-@examples("stoker adapters", "stoker adapters --all --json", "stoker sql 'FROM transfers'    # what came of beginnings")
+@examples("stoker adapters", "stoker adapters --all --json", "stoker sql 'FROM transfers'")
 def adapters(app: App, user: str | None, every: bool) -> Answer:
     """List what ended fine-tunings left for others to begin with (begin: in a job's file).
 

@@ -71,6 +71,8 @@ WALK: list[tuple[str, Any, str]] = [
     ("POST /v1/sql", {"query": "SELECT 1 AS a"}, ""),
     ("POST /v1/sql/copy", NOBODY, "bad-request"),
     ("POST /v1/report", {"query": "extent", "values": {"jobs": None, "since": 0.0, "now": 1.0}}, ""),
+    ("GET /v1/adapters", None, ""),
+    ("POST /v1/ui", {"port": None}, ""),
     ("GET /v1/schema", None, ""),
     ("GET /v1/policy", None, ""),
     ("POST /v1/policy", {"policy": "fifo"}, ""),

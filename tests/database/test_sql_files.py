@@ -16,7 +16,7 @@ from stoker.engine.store.sqlfiles import ROOT, names, sql, view_files
 
 pytestmark = pytest.mark.xdist_group("sql-files")
 
-ROOMS = ("api", "policy", "report", "store")
+ROOMS = ("api", "pages", "policy", "report", "store")
 #: Text of each query and view, by name.
 TEXTS = {
     **{f"{room}/{name}": sql(f"{room}/{name}") for room in ROOMS for name in names(room)},
