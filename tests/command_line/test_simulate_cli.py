@@ -590,7 +590,7 @@ def test_the_report_says_what_failed(stoker: Callable[..., Told], trace: str, tm
     code, _, err = stoker(*line, "--out", str(tmp_path / "report"))
     words = err.strip().removeprefix("stoker: error: ")
     assert code == 1 and words.startswith("foreign_policies:Raises, seed 0: ")
-    assert f"<p class=bad>{html.escape(words)}</p>" in (tmp_path / "report" / "index.html").read_text()
+    assert f'<p class="bad">{html.escape(words)}</p>' in (tmp_path / "report" / "index.html").read_text()
 
 
 def test_curves_of_runs_that_were_cut_off_reach_to_the_cut() -> None:

@@ -29,7 +29,7 @@ def submit_array(store: Store, name: str, size: int) -> list[int]:
 
 def listed(store: Store, limit: int = 10) -> list[dict[str, Any]]:
     """The rows of `stoker ps --all`, an array in one."""
-    return [{**row, "collapsed": True} for row in objects(store, "api/jobs", True, 0.0, None, None, True, limit)]
+    return [{**row, "collapsed": True} for row in objects(store, "api/jobs", True, 0.0, None, None, True, limit, None, None, None)]
 
 
 @pytest.fixture

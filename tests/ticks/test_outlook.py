@@ -155,7 +155,7 @@ def shared(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def test_listings_queue_explanations_and_alarms_agree(shared: Store, jobs: list[dict[str, Any]]) -> None:
     now = time.time()
     shared.write(replace_tables, (now, jobs))
-    listed = {row["id"]: row for row in objects(shared, "api/jobs", True, 0.0, None, None, False, 100)}
+    listed = {row["id"]: row for row in objects(shared, "api/jobs", True, 0.0, None, None, False, 100, None, None, None)}
     queue = {row["id"]: row for row in objects(shared, "api/top_queue")}
     running = {row["id"]: row for row in objects(shared, "api/top_running")}
     holders = {row["id"]: row for row in objects(shared, "api/blockers", "default")}
@@ -236,7 +236,7 @@ def test_a_deadline_that_was_promised_and_is_no_longer_known_is_at_risk(shared: 
     (words,) = alarm(shared, **later)
     assert re.fullmatch(r"its deadline of .* UTC was expected to be met, and when .* no longer known: 'stoker explain 1' says why", words)
     assert explain(shared, 1)["deadline"]["verdict"].startswith("at risk: it was expected to be met")
-    (listed,) = objects(shared, "api/jobs", False, 0.0, None, None, False, 100)
+    (listed,) = objects(shared, "api/jobs", False, 0.0, None, None, False, 100, None, None, None)
     assert listed["deadline_risk"] == "at risk"
     DeadlineWatch(shared).look()
     hooks.close()
@@ -300,7 +300,7 @@ class Host:
 
     def told(self, job: int) -> tuple[float | None, str | None]:
         """Seconds until its expected start as it is written, and the risk of its deadline."""
-        (row,) = objects(self.store, "api/jobs", True, 0.0, None, None, False, 1)
+        (row,) = objects(self.store, "api/jobs", True, 0.0, None, None, False, 1, None, None, None)
         assert row["id"] == job, "the newest is asked of"
         ((start,),) = [(start,) for number, _, start in self.store.rows("policy/foretold", "default") if number == job] or [(None,)]
         return None if start is None else start - self.clock.now, row["deadline_risk"]
@@ -344,7 +344,7 @@ def test_who_waits_for_a_guard_has_one_expected_start_for_ps_and_explain(store: 
     host.start(1, granted=0.0)
     (job,) = host.submit(JobSpec(name="urgent", recipe="toy", priority=9))
     host.pass_time()
-    (listed,) = objects(store, "api/jobs", True, 0.0, None, None, False, 1)
+    (listed,) = objects(store, "api/jobs", True, 0.0, None, None, False, 1, None, None, None)
     held = host.scheduling.held_back("default", job)
     said = explain(store, job, held_back=host.scheduling.held_back)
     assert held is not None and listed["id"] == job

@@ -115,8 +115,9 @@ def _write_down(view: View, plan: Plan, actions: Actions, epoch: float) -> Decis
     )
 
 
-#: Columns that tell what is known before anything has run: the simulator is given it, the daemon has yet to measure it.
-NOT_OF_THE_DAEMON = {"profile", "profile_gpus", "progress", "uncertainty"}
+#: Columns that tell what is known before anything has run: the simulator is given it, the daemon has yet to measure it. `begins` is what people
+#: ask for, which no trace says: in the simulator everybody may.
+NOT_OF_THE_DAEMON = {"profile", "profile_gpus", "progress", "uncertainty", "begins"}
 
 
 def _columns(view: View, epoch: float) -> dict[str, Any]:
