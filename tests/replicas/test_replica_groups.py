@@ -14,6 +14,7 @@ from stoker.engine.fleet.board import Board
 from stoker.engine.forecast.explain import explain
 from stoker.engine.jobs.submission import SubmitRequest, submit
 from stoker.engine.protocol import Assignment, Record, Records, Report
+from stoker.engine.scheduling.view import snapshot
 from stoker.engine.spec.build import Context
 from stoker.engine.spec.dump import dump
 from stoker.engine.spec.model import JobSpec, Provenance, Submission
@@ -140,15 +141,35 @@ def test_a_replica_without_torchft_says_what_to_install(monkeypatch: pytest.Monk
         Group(settings, lambda: None, lambda: False, print)
 
 
+def saved(daemon: Daemon, node: str, lease: int, **values: float) -> None:
+    daemon.tell(node, lease, "running", 0.0, run_dir=f"/{node}/jobs/{lease}/run-{lease}")
+    record = Record(seq=1, ts=0.0, step=5, checkpoint=5, values=values)
+    report = Report(node=node, session=daemon.sessions[node], records=[Records(lease=lease, rank=0, records=[record])])
+    daemon.store.write(registration.report, report)
+
+
+def waits(daemon: Daemon, job: int) -> list[str]:
+    """Codes of why the policy does not see a job."""
+    with daemon.store.read() as con:
+        seen = snapshot(con, "default", Clock.now)
+    return [code for number, code, _ in seen.ineligible if number == job]
+
+
 def test_a_replica_may_come_back_on_any_host_while_another_one_has_the_state(daemon: Daemon) -> None:
     first, second, _ = submitted(daemon)
     leases = [daemon.grant(first, "h1"), daemon.grant(second, "h2")]
-    for node, lease in zip(("h1", "h2"), leases, strict=True):
-        daemon.tell(node, lease, "running", 0.0, run_dir=f"/{node}/jobs/{lease}/run-{lease}")
-        record = Record(seq=1, ts=0.0, step=5, checkpoint=5)
-        report = Report(node=node, session=daemon.sessions[node], records=[Records(lease=lease, rank=0, records=[record])])
-        daemon.store.write(registration.report, report)
-    daemon.tell("h2", leases[1], "exited", 0.0, outcome="lost", saved=1000)
-    assert daemon.store.rows("policy/places_of_jobs", [second]) == []
+    saved(daemon, "h1", leases[0], members=2.0)
+    saved(daemon, "h2", leases[1], members=2.0)
+    daemon.store.write(registration.change_node, registration.NodeChange("h2", "suspect", "daemon", "silent"))
+    assert (
+        "1 of 1 to 3 train, 1 on h2 is not heard and not begun elsewhere, unless 'stoker runner forget h2'"
+        in explain(daemon.store, first)["summary"]
+    )
+    daemon.store.write(registration.change_node, registration.NodeChange("h2", "gone", "ann", "its disk went with it"))
+    assert daemon.job(second)["state"] == "pending" and waits(daemon, second) == []
+    daemon.grant(second, "h3")
+    board = Board(daemon.store)
+    assert told(board, "h3").fetch is None
     daemon.tell("h1", leases[0], "exited", 0.0, outcome="lost", saved=1000)  # now their checkpoints are all that is left
-    assert [job for job, _ in daemon.store.rows("policy/places_of_jobs", [first, second])] == [first, second]
+    word = told(board, "h3").replicas
+    assert told(board, "h3").fetch is not None and word is not None and word.saved == [0, 1]
