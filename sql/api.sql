@@ -112,13 +112,13 @@ WHERE e.job_id = $1 AND j.finished_at IS NULL
 
 -- name: fenced_nodes
 -- Runners that are not up and whose jobs stop by themselves: seconds of silence after which the last of them has had its grace ($1: of specs
--- that do not say).
+-- that do not say). Not those that were never heard since they registered: they may not have been told that they are to.
 SELECT n.id, n.fence_after + max(CASE WHEN l.id IS NULL THEN 0 ELSE coalesce(CAST(j.spec ->> '$.grace' AS DOUBLE), $1) END)
 FROM nodes n
 LEFT JOIN workers w ON w.node_id = n.id AND w.state <> 'exited'
 LEFT JOIN leases l ON l.id = w.lease_id AND l.state <> 'ended'
 LEFT JOIN jobs j ON j.id = l.job_id
-WHERE n.fence_after IS NOT NULL AND n.state IN ('suspect', 'draining', 'drained')
+WHERE n.fence_after IS NOT NULL AND n.last_seen > n.joined_at AND n.state IN ('suspect', 'draining', 'drained')
 GROUP BY n.id, n.fence_after
 
 -- name: fleet

@@ -37,11 +37,13 @@ class Fleet:
         self._leaving: dict[str, bool] = {node: leaving for node, _, _, leaving in rows}
         self._began = clock()  # a fresh daemon gives everybody the full time
         self._heard: dict[str, float] = {}
+        self._unanswered: set[str] = set()  #: those that have registered, and may not know that by now
 
     def registered(self, node: str, session: int) -> None:
         with self._lock:
             self._sessions[node] = session
             self._heard[node] = self._clock()
+            self._unanswered.add(node)
 
     def current(self, node: str, session: int) -> bool:
         return self._sessions.get(node) == session
@@ -51,6 +53,7 @@ class Fleet:
         if not self.current(node, session):
             raise Stale(f"runner {node}: this session is not the current one; register again, unless another agent has taken the name")
         self._heard[node] = self._clock()
+        self._unanswered.discard(node)
 
     def silence(self, node: str) -> float:
         """Seconds since a runner was heard, or since the daemon began to listen."""
@@ -68,8 +71,8 @@ class Fleet:
         """Write down who was heard; mark who has gone silent, or come back; settle drains. A periodic task."""
         now = self._clock()
         with self._lock:
-            heard, states = dict(self._heard), dict(self._states)
-        self._store.write(seen, {node: max(now - at, 0.0) for node, at in heard.items()})
+            heard, states, unanswered = dict(self._heard), dict(self._states), set(self._unanswered)
+        self._store.write(seen, {node: max(now - at, 0.0) for node, at in heard.items() if node not in unanswered})
         self._begin_elsewhere(now, heard)
         busy = {row[0] for row in self._store.rows("api/busy_nodes")}
         for node, state in states.items():
