@@ -130,7 +130,7 @@ def unpack(part: Path, target: Path) -> None:
     shutil.rmtree(made, ignore_errors=True)
     try:
         made.mkdir(parents=True, mode=0o700)
-        with tarfile.open(part) as tar:
+        with tarfile.open(part, "r:") as tar:  # as it is packed: what is compressed may be far larger than it was told
             tar.extractall(made, filter=_inside)
         for path in made.rglob("*"):
             if path.is_file() and not path.is_symlink():

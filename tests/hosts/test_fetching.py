@@ -297,6 +297,10 @@ def test_a_tar_that_was_made_to_hurt_writes_nothing_outside(tmp_path: Path) -> N
                 tar.addfile(entry, io.BytesIO(b"yours"))
         with pytest.raises(Damaged):
             unpack(part, target)
+    with tarfile.open(part, "w:gz") as tar:
+        tree(tmp_path / "within")(tar)
+    with pytest.raises(Damaged):
+        unpack(part, target)
     assert mine.read_text() == "mine" and (target / "same").exists()
 
 
