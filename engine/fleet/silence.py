@@ -71,9 +71,9 @@ class Fleet:
         """Write down who was heard; mark who has gone silent, or come back; settle drains. A periodic task."""
         now = self._clock()
         with self._lock:
-            heard, states, unanswered = dict(self._heard), dict(self._states), set(self._unanswered)
+            heard, states, unanswered, sessions = dict(self._heard), dict(self._states), set(self._unanswered), dict(self._sessions)
         self._store.write(seen, {node: max(now - at, 0.0) for node, at in heard.items() if node not in unanswered})
-        self._begin_elsewhere(now, heard)
+        self._begin_elsewhere(now, heard, sessions)
         busy = {row[0] for row in self._store.rows("api/busy_nodes")}
         for node, state in states.items():
             silent = now - heard.get(node, self._began)
@@ -84,12 +84,14 @@ class Fleet:
             elif state == "draining" and node not in busy:
                 self._mark(node, "drained", "its last job has left")
 
-    def _begin_elsewhere(self, now: float, heard: Mapping[str, float]) -> None:
+    def _begin_elsewhere(self, now: float, heard: Mapping[str, float], sessions: Mapping[str, int]) -> None:
         """What silent runners had has been stopped there, where they do so by themselves: it need not wait for a person."""
         for node, limit in self._store.rows("api/fenced_nodes", GRACE):
             silent = now - heard.get(node, self._began)
             if silent > limit + MARGIN and self._alive_here(node, "api/worker_processes") is None:
-                self._mark(node, "gone", f"silent for {silent:.0f} s: by now it has stopped its jobs by itself (runners.fence_after)")
+                why = f"silent for {silent:.0f} s: by now it has stopped its jobs by itself (runners.fence_after)"
+                with contextlib.suppress(Conflict, Stale):  # it is heard again by now, or somebody was faster
+                    self._store.write(change_node, NodeChange(node, "gone", "daemon", why, session=sessions.get(node)), urgent=True)
 
     def _mark(self, node: str, state: str, reason: str) -> None:
         """Unless it has stopped, or been changed by somebody, since the look: the next one sees what it is then."""
