@@ -92,8 +92,13 @@ def shared_input(row: Mapping[str, Any]) -> str:
 def replicas(row: Mapping[str, Any]) -> str:
     """Who of a group of replicas trains, how far it is and what was lost: of the query ``api/replicas``."""
     words = f"{row['training']} of {row['least']} to {row['most']} train"
-    if row["leases"] > row["training"]:
-        words += f", {row['leases'] - row['training']} more {'has' if row['leases'] - row['training'] == 1 else 'have'} a GPU and waits"
+    silent = row["silent"]
+    if waiting := row["leases"] - row["training"] - len(silent):
+        words += f", {waiting} more {'has a GPU and waits' if waiting == 1 else 'have GPUs and wait'}"
+    if silent:
+        nodes = list(dict.fromkeys(silent))
+        words += f", {len(silent)} on {', '.join(nodes)} {'is' if len(silent) == 1 else 'are'} not heard and not begun elsewhere, "
+        words += f"unless 'stoker runner forget {nodes[0]}' or runners.fence_after says that nothing runs there"
     words += f"; {row['samples']:,} samples committed in steps of {row['global_batch']}"
     return words + (f"; {duration(row['lost'])} lost in {counted(row['gaps'], 'gap')}" if row["gaps"] else "")
 

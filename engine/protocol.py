@@ -157,6 +157,7 @@ class ReplicaGroup(msgspec.Struct, frozen=True, kw_only=True):
     founder: Count | None = None  #: the oldest of these leases, with which a group begins that has none who took a step
     stepped: list[Count] = []  #: of these leases those that have taken a step with others
     done: bool = False  #: a member has finished all steps
+    saved: list[Count] = []  #: indexes of tasks that have checkpoints, from which a group goes on that has no member left
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):

@@ -112,13 +112,13 @@ WHERE e.job_id = $1 AND j.finished_at IS NULL
 
 -- name: fenced_nodes
 -- Runners that are not up and whose jobs stop by themselves: seconds of silence after which the last of them has had its grace ($1: of specs
--- that do not say).
+-- that do not say). Not those that were never heard since they registered: they may not have been told that they are to.
 SELECT n.id, n.fence_after + max(CASE WHEN l.id IS NULL THEN 0 ELSE coalesce(CAST(j.spec ->> '$.grace' AS DOUBLE), $1) END)
 FROM nodes n
 LEFT JOIN workers w ON w.node_id = n.id AND w.state <> 'exited'
 LEFT JOIN leases l ON l.id = w.lease_id AND l.state <> 'ended'
 LEFT JOIN jobs j ON j.id = l.job_id
-WHERE n.fence_after IS NOT NULL AND n.state IN ('suspect', 'draining', 'drained')
+WHERE n.fence_after IS NOT NULL AND n.last_seen > n.joined_at AND n.state IN ('suspect', 'draining', 'drained')
 GROUP BY n.id, n.fence_after
 
 -- name: fleet
@@ -372,12 +372,16 @@ SELECT view_name FROM duckdb_views() WHERE database_name = current_database() AN
 SELECT name FROM jobs ORDER BY id DESC LIMIT 1000
 
 -- name: replicas
--- The group of replicas that a job is in: who trains, how far, what was lost. $1: job; no row: it is in none.
+-- The group of replicas that a job is in: who trains, how far, what was lost, whose runners are not heard. $1: job; no row: it is in none.
+WITH silent AS (
+    SELECT g.lease_id, s.id AS node FROM live_shares g JOIN silent_runners s ON s.id = g.node
+)
 SELECT any_value(r.least) AS least, any_value(r.most) AS most, any_value(r.global_batch) AS global_batch,
-       count(*) FILTER (r.lease_id IS NOT NULL) AS leases, count(*) FILTER (r.lease_id IS NOT NULL AND r.members > 0) AS training,
+       count(*) FILTER (r.lease_id IS NOT NULL) AS leases, count(*) FILTER (r.lease_id IS NOT NULL AND r.members > 0 AND s.node IS NULL) AS training,
+       coalesce(list(s.node ORDER BY s.node) FILTER (s.node IS NOT NULL), []) AS silent,
        max(r.step) AS step, coalesce(max(r.samples), 0) AS samples, coalesce(max(r.lost), 0.0) AS lost, coalesce(max(r.gaps), 0) AS gaps,
        any_value(r.members) FILTER (r.job_id = $1) AS members
-FROM replicas_now r
+FROM replicas_now r LEFT JOIN silent s ON s.lease_id = r.lease_id
 WHERE r.array_id = (SELECT coalesce(array_id, id) FROM jobs WHERE id = $1)
 HAVING count(*) > 0
 

@@ -33,6 +33,13 @@ ORDER BY j.signature
 -- What the causal model of a pool is made of. $1: pool, $2: policy, $3: objective, $4: version.
 SELECT learnt FROM causal_models WHERE pool = $1 AND policy = $2 AND objective = $3 AND version = $4
 
+-- name: copying_replicas
+-- Of jobs those that are replicas of a group that trains: they copy its state, wherever their own checkpoints lie. $1: the jobs.
+SELECT j.id
+FROM jobs j
+WHERE list_contains($1::BIGINT[], j.id) AND j.spec ->> '$.replicas.max' IS NOT NULL
+  AND EXISTS (SELECT 1 FROM jobs o JOIN metrics m ON m.lease_id = o.lease_id WHERE o.array_id = j.array_id AND o.id <> j.id AND m.name = 'members')
+
 -- name: fetched
 -- Of jobs whose checkpoints are to go to another host: where they lie, the digest by which the daemon has them, why they were not sent, the step, their bytes.
 -- $1: the jobs.
@@ -150,12 +157,8 @@ ORDER BY job_id
 SELECT pool, hash(model), gpu_count, overhead, suspensions FROM overheads
 
 -- name: places_of_jobs
--- Where the checkpoints of jobs lie; jobs without one have no row, nor have replicas while another one lives, whose state they copy. $1: the jobs.
-SELECT j.id, j.place
-FROM jobs j
-WHERE list_contains($1::BIGINT[], j.id) AND j.place IS NOT NULL
-  AND NOT (j.array_id IS NOT NULL AND j.spec ->> '$.replicas.max' IS NOT NULL
-           AND EXISTS (SELECT 1 FROM jobs o WHERE o.array_id = j.array_id AND o.id <> j.id AND o.lease_id IS NOT NULL))
+-- Where the checkpoints of jobs lie; jobs without one have no row. $1: the jobs.
+SELECT id, place FROM jobs WHERE list_contains($1::BIGINT[], id) AND place IS NOT NULL
 
 -- name: pools
 -- Pools that runners offer.

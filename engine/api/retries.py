@@ -44,11 +44,13 @@ async def submit_again(call: Call, asked: Retry) -> dict[str, Any]:
 def _again(call: Call, job: int, asked: Retry, array: bool) -> tuple[Submission, dict[str, int]]:
     """What is submitted, and of which job each is the retry, by name."""
     store = call.daemon.store
-    numbers = [number for (number,) in store.rows("api/array_tasks", job)] if array else []
-    found = objects(store, "api/to_retry", numbers or [job])
+    tasks = [number for (number,) in store.rows("api/array_tasks", job)]
+    found = objects(store, "api/to_retry", (tasks if array else []) or [job])
     bad = [row for row in found if row["state"] in (State.FAILED, State.CANCELLED)]
     if not bad:
         raise Conflict(_not_retried(found))
+    if bad[0]["spec"].get("replicas"):
+        bad = _whole_group(objects(store, "api/to_retry", tasks))
     for row in bad:
         require_own(f"job {row['id']} {row['name']}", row["owner"], call.only)
     now = time.time()
@@ -70,6 +72,16 @@ def _anew(spec: JobSpec, row: dict[str, Any], key: str | None, now: float) -> Jo
     fresh = fired(spec, submitted_at=row["submitted_at"], at=now)
     idempotency = None if key is None else f"{key}/{spec.name}"
     return msgspec.structs.replace(fresh, idempotency_key=idempotency, user=row["owner"], hold=False)
+
+
+def _whole_group(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All replicas of a group: some of them would be another group, which trains all of it anew beside the first."""
+    name = base_name(found[0]["name"])
+    if any(row["state"] == State.COMPLETED for row in found):
+        raise Conflict(f"the replicas {name} have finished all steps, so there is nothing to retry")
+    if any(row["state"] not in (State.FAILED, State.CANCELLED) for row in found):
+        raise Conflict(f"the other replicas of {name} go on without it; 'stoker cancel {name}' ends them, and then all are retried")
+    return found
 
 
 class Matching(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -221,6 +221,7 @@ def _groups(rows: Sequence[dict[str, Any]]) -> dict[int, _Group]:
             founder=min(leases),
             stepped=[row["lease"] for row in members if row["stepped"]],
             done=members[0]["done"],
+            saved=members[0]["saved"],
         )
         found |= dict.fromkeys(leases, _Group(word, len({(row["host"], row["boot_id"]) for row in members})))
     return found
@@ -235,6 +236,7 @@ def _parts(
     hosts = len({(row["host"], row["boot_id"]) for row in held})
     if group is not None:
         hosts = group.hosts
+    copies = group is not None and any(other != lease["lease"] for other in group.word.stepped)  # the state of those who train
     meeting = _meeting(lease) if len(nodes) > 1 or group is not None else ""
     for rank, node in enumerate(nodes):
         own = [row for row in held if row["node"] == node]
@@ -253,7 +255,7 @@ def _parts(
                 rendezvous=meeting if lease["taken_up"] or not rank else "",
                 hosts=hosts,
                 checkpoints=_shared(own[0], lease["job"], lease["place"]),
-                fetch=fetched if _is_elsewhere(own[0]) else None,
+                fetch=fetched if _is_elsewhere(own[0]) and not copies else None,
                 begin_from=_begin_from(own[0], source),
                 offers=[
                     AdapterOffer(directory=where, here=_is_read(own[0], of), **offer)

@@ -37,11 +37,13 @@ class Fleet:
         self._leaving: dict[str, bool] = {node: leaving for node, _, _, leaving in rows}
         self._began = clock()  # a fresh daemon gives everybody the full time
         self._heard: dict[str, float] = {}
+        self._unanswered: set[str] = set()  #: those that have registered, and may not know that by now
 
     def registered(self, node: str, session: int) -> None:
         with self._lock:
             self._sessions[node] = session
             self._heard[node] = self._clock()
+            self._unanswered.add(node)
 
     def current(self, node: str, session: int) -> bool:
         return self._sessions.get(node) == session
@@ -51,6 +53,7 @@ class Fleet:
         if not self.current(node, session):
             raise Stale(f"runner {node}: this session is not the current one; register again, unless another agent has taken the name")
         self._heard[node] = self._clock()
+        self._unanswered.discard(node)
 
     def silence(self, node: str) -> float:
         """Seconds since a runner was heard, or since the daemon began to listen."""
@@ -68,9 +71,9 @@ class Fleet:
         """Write down who was heard; mark who has gone silent, or come back; settle drains. A periodic task."""
         now = self._clock()
         with self._lock:
-            heard, states = dict(self._heard), dict(self._states)
-        self._store.write(seen, {node: max(now - at, 0.0) for node, at in heard.items()})
-        self._begin_elsewhere(now, heard)
+            heard, states, unanswered, sessions = dict(self._heard), dict(self._states), set(self._unanswered), dict(self._sessions)
+        self._store.write(seen, {node: max(now - at, 0.0) for node, at in heard.items() if node not in unanswered})
+        self._begin_elsewhere(now, heard, sessions)
         busy = {row[0] for row in self._store.rows("api/busy_nodes")}
         for node, state in states.items():
             silent = now - heard.get(node, self._began)
@@ -81,12 +84,14 @@ class Fleet:
             elif state == "draining" and node not in busy:
                 self._mark(node, "drained", "its last job has left")
 
-    def _begin_elsewhere(self, now: float, heard: Mapping[str, float]) -> None:
+    def _begin_elsewhere(self, now: float, heard: Mapping[str, float], sessions: Mapping[str, int]) -> None:
         """What silent runners had has been stopped there, where they do so by themselves: it need not wait for a person."""
         for node, limit in self._store.rows("api/fenced_nodes", GRACE):
             silent = now - heard.get(node, self._began)
             if silent > limit + MARGIN and self._alive_here(node, "api/worker_processes") is None:
-                self._mark(node, "gone", f"silent for {silent:.0f} s: by now it has stopped its jobs by itself (runners.fence_after)")
+                why = f"silent for {silent:.0f} s: by now it has stopped its jobs by itself (runners.fence_after)"
+                with contextlib.suppress(Conflict, Stale):  # it is heard again by now, or somebody was faster
+                    self._store.write(change_node, NodeChange(node, "gone", "daemon", why, session=sessions.get(node)), urgent=True)
 
     def _mark(self, node: str, state: str, reason: str) -> None:
         """Unless it has stopped, or been changed by somebody, since the look: the next one sees what it is then."""

@@ -108,6 +108,8 @@ def _place(store: Store, row: dict[str, Any], waiting: dict[str, Any] | None) ->
         return ""
     lacked = f"; not tried again on {lacks(row['excluded'])}" if row["excluded"] else ""
     job = row["id"] if row["place"] else row["begin_from"]
+    if job == row["id"] and store.rows("policy/copying_replicas", [job]):
+        job = None
     found = store.rows("policy/places_of_jobs", [job]) if job is not None else []
     places = places_of(store.rows("policy/nodes"))
     if not found or all(found[0][1] in places.reads[node] for node, state in places.state_of.items() if state not in ("stopped", "gone")):

@@ -130,8 +130,8 @@ def unpack(part: Path, target: Path) -> None:
     shutil.rmtree(made, ignore_errors=True)
     try:
         made.mkdir(parents=True, mode=0o700)
-        with tarfile.open(part) as tar:
-            tar.extractall(made, filter="tar")
+        with tarfile.open(part, "r:") as tar:  # as it is packed: what is compressed may be far larger than it was told
+            tar.extractall(made, filter=_inside)
         for path in made.rglob("*"):
             if path.is_file() and not path.is_symlink():
                 _flush(path)
@@ -143,6 +143,16 @@ def unpack(part: Path, target: Path) -> None:
     finally:
         shutil.rmtree(made, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _inside(entry: tarfile.TarInfo, where: str) -> tarfile.TarInfo:
+    """An entry that is written within a directory only: what was packed elsewhere may have been made to hurt."""
+    entry = tarfile.tar_filter(entry, where)
+    if not (entry.isfile() or entry.isdir() or entry.issym() or entry.islnk()):
+        raise tarfile.SpecialFileError(entry)
+    if entry.islnk() and not Path(where, entry.linkname).resolve().is_relative_to(Path(where).resolve()):  # writing to it would go there
+        raise tarfile.LinkOutsideDestinationError(entry, entry.linkname)
+    return entry
 
 
 def _flush(path: Path) -> None:

@@ -80,7 +80,8 @@ class Keeper:
         while (runner := self._runner()) is not None:
             if time.monotonic() > end:
                 raise TimeoutError(f"runner {self.node} still stops its jobs, and leaves after that")
-            os.kill(runner, signal.SIGTERM)  # told again it goes on
+            with contextlib.suppress(ProcessLookupError):  # it has just left
+                os.kill(runner, signal.SIGTERM)  # told again it goes on
             time.sleep(0.3)
         return self.node
 

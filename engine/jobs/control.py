@@ -106,6 +106,8 @@ def _move(tx: Transaction, jobs: Sequence[Job], request: Control) -> dict[int, s
     tx.update("progress", ["job_id"], [{"job_id": job, "step": 0, "checkpoint_step": None} for job in moved])
     for job in moved:
         tx.event("job.move", request.user, job=job, reason="its checkpoint is given up: it may start on any runner")
+    if moved:
+        tx.touch("leases")  # replicas that wait for it are told
     return messages | dict.fromkeys(moved, "may start on any runner, anew where its checkpoint is not")
 
 

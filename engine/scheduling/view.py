@@ -182,6 +182,9 @@ def _saved(con: duckdb.DuckDBPyConnection, jobs: Columns) -> dict[str, Any]:
         for row, place in enumerate(jobs["place"])
         if place is not None
     }
+    bound = {int(jobs["id"][row]): row for row in saved if jobs["array_id"][row] and not jobs["lease_id"][row]}
+    for (job,) in con.execute(sql("policy/copying_replicas"), [list(bound)]).fetchall() if bound else ():
+        del saved[bound[job]]
     begins = {row: int(source[row]) for row in np.flatnonzero(~np.isnan(source)).tolist() if row not in saved}
     wanted = sorted(set(begins.values()))
     of = dict(con.execute(sql("policy/places_of_jobs"), [wanted]).fetchall()) if wanted else {}

@@ -42,6 +42,10 @@ def marked(target: Path) -> Path:
     return target.with_name(f".{target.name}.fetched")
 
 
+class _Unwanted(Exception):
+    """Nobody waits for it any more."""
+
+
 class Fetcher(threading.Thread):
     """One after the other, as all go through the daemon. Asked again and again, it says how far it is."""
 
@@ -51,6 +55,7 @@ class Fetcher(threading.Thread):
         self._queue: queue.SimpleQueue[Wanted] = queue.SimpleQueue()
         self._asked: dict[Wanted, float] = {}  #: when somebody asked last (monotonic)
         self._done: dict[Wanted, str] = {}
+        self._fills: Path | None = None  #: directory that is worked on
 
     def look(self, wanted: Wanted) -> str | None:
         """None: it is on its way; empty: it is there; else why it cannot be had here. That is said once, and then it is tried again."""
@@ -62,11 +67,20 @@ class Fetcher(threading.Thread):
         self._asked[wanted] = time.monotonic()
         return None
 
+    def leave(self, target: Path) -> bool:
+        """Put nothing there any more: a job begins with what it finds. Whether that is so by now."""
+        for wanted in [one for one in list(self._asked) if one.target == target]:
+            self._asked.pop(wanted, None)
+        return self._fills != target
+
     def run(self) -> None:
         while True:
             wanted = self._queue.get()
+            self._fills = wanted.target
             try:
                 told = self._fetch(wanted)
+            except _Unwanted:
+                told = None
             except Exception as error:  # who waits must be told
                 log.exception("%s is not fetched", wanted.target)
                 told = f"{type(error).__name__}: {error}"
@@ -74,10 +88,11 @@ class Fetcher(threading.Thread):
                 self._asked.pop(wanted, None)
             else:
                 self._done[wanted] = told
+            self._fills = None
             self._wake()
 
-    def _fetch(self, wanted: Wanted) -> str | None:
-        """What is to be said of it; None where nobody waits any more."""
+    def _fetch(self, wanted: Wanted) -> str:
+        """What is to be said of it; _Unwanted where nobody waits any more."""
         part = self._home / PARTS / f"{wanted.digest}.part"
         damaged = 0
         try:
@@ -91,10 +106,9 @@ class Fetcher(threading.Thread):
                 if not part.exists() and (words := needs(wanted.size, self._home)):
                     return f"there is no room for it on the disk of this host: {words}; free some space"
                 while damaged < TRIES:
-                    if time.monotonic() - self._asked.get(wanted, 0.0) > FORGET:
-                        return None
                     try:
-                        fetch(lambda at: self._piece(wanted.digest, at), wanted.digest, part)
+                        fetch(lambda at: self._piece(wanted, at), wanted.digest, part)
+                        self._require_wanted(wanted)
                         unpack(part, wanted.target)
                     except Damaged:
                         damaged += 1
@@ -121,9 +135,14 @@ class Fetcher(threading.Thread):
             return f"it cannot be written on this host, {error.filename or self._home}: {error.strerror}; free some space"
         return "it has come damaged, more than once"
 
-    def _piece(self, digest: str, at: int) -> bytes:
-        wanted = BundleWanted(node=self._node, session=self._session, digest=digest, offset=at)
-        return self._client.post_raw(BUNDLE, msgspec.json.encode(wanted), timeout=TIMEOUT)
+    def _require_wanted(self, wanted: Wanted) -> None:
+        if time.monotonic() - self._asked.get(wanted, -FORGET) > FORGET:
+            raise _Unwanted
+
+    def _piece(self, wanted: Wanted, at: int) -> bytes:
+        self._require_wanted(wanted)
+        asked = BundleWanted(node=self._node, session=self._session, digest=wanted.digest, offset=at)
+        return self._client.post_raw(BUNDLE, msgspec.json.encode(asked), timeout=TIMEOUT)
 
 
 def clean_parts(home: Path, age: float = 3600.0) -> None:

@@ -44,12 +44,12 @@ class Handover:
 
     def _has_checkpoints(self, run: Run) -> bool:
         wanted = run.assignment.fetch
-        if wanted is None:
-            return True
+        target = checkpoints_of(run.dir, run.assignment)
+        if wanted is None:  # an earlier lease of the job may have waited for some that it was told to give up
+            return self._fetcher.leave(target)
         if wanted.refused:
             run.fail("lost", f"not started: {wanted.lies}, from where it cannot be fetched: {wanted.refused}")
         elif wanted.digest:
-            target = checkpoints_of(run.dir, run.assignment)
             told = self._fetcher.look(Wanted(wanted.digest, target, f"{wanted.digest} {run.lease}", wanted.size))
             if told:
                 run.fail("lost", f"not started: {wanted.lies}: {told}", host_at_fault=True)

@@ -65,6 +65,9 @@ class CheckpointSender(threading.Thread):
             refused = f"cannot read {error.filename or 'it'}: {error.strerror}"
         except (StokerError, ValueError) as error:
             refused = str(error)
+        except Exception as error:  # who waits for it, and a node that is handed back, must not do so for ever
+            log.exception("the checkpoint of job %d is not sent", one.job)
+            refused = f"{type(error).__name__}: {error}"
         return CheckpointSent(node=self._node, session=self._session, job=one.job, after=one.after, digest=digest, refused=refused)
 
     def _tar(self, one: SendCheckpoint) -> str:

@@ -161,7 +161,7 @@ class Agent:
     def leave(self) -> None:
         """Leave soon; workers go on. Safe in a signal handler, where a lock that its thread holds would never be had.
 
-        With ``hand_back`` jobs are stopped first, each with its grace, as the node will be taken away; told again it leaves at once.
+        With ``hand_back`` jobs are stopped first, each with its grace, as the node will be taken away; told again it goes on with that.
         """
         if self.options.hand_back and not self.handed_back:
             self.handed_back = True
@@ -363,7 +363,7 @@ class Agent:
         if self._is_held(run) or (run.assignment.nodes > 1 and not run.assignment.rendezvous):
             return
         begins_with = run.assignment.fetch or run.assignment.snapshot
-        if begins_with and not (self._handover and self._handover.has_come(run)):
+        if begins_with if self._handover is None else not self._handover.has_come(run):
             return
         if (refusal := self._refusal(run)) is not None:
             # The GPU gets a moment: the driver frees memory after the process has ended, not with it.

@@ -45,7 +45,7 @@ class Heard:
         return self.after is not None and boot_clock() - self._at >= self.after
 
     def _write(self) -> None:
-        text = f"{self._at:020.3f} {math.inf if self.after is None else self.after:020.3f}\n"
+        text = f"{self._at:20.3f} {math.inf if self.after is None else self.after:20.3f}\n"
         file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.pwrite(file, text.encode(), 0)

@@ -5,7 +5,8 @@ point of failure, and what keeps two groups from training side by side is `decid
 
 - A step is taken by more than half of those who took the last one. Leases that have ended, by the daemon's newest word, do not count.
 - Where none of them lives, or no step was ever taken, the daemon's word begins the group: with the oldest living lease, more than half
-  of the living ones, and at first so many as the job wants at least. Not beside a living one that has taken a step and is not there.
+  of the living ones, and at first so many as the job wants at least. Not beside a living one that has taken a step and is not there,
+  and not anew where there is a checkpoint that none of these has.
 - Whoever has another state than the farthest copies it, also from an older checkpoint of its own.
 - Without enough of them they wait, and say for what.
 """
@@ -144,6 +145,9 @@ def objection(members: Sequence[Member], source: Member, word: ReplicaGroup | No
         return "waiting for the daemon to name the members"
     if away := [lease for lease in word.stepped if lease not in here]:
         return f"the group trains already: waiting for {', '.join(_named(word, lease) for lease in away)} to answer"
+    if word.saved and not source.history:
+        saved = ", ".join(f"task {index}" for index in word.saved)
+        return f"nobody here has a checkpoint of the group, which began before: waiting for {saved}, or until its checkpoint is given up"
     if word.founder not in here:
         return f"waiting for {_named(word, word.founder)}, with which the group begins"
     if not source.history and len(here) < least:

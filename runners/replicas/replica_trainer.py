@@ -205,8 +205,7 @@ class ReplicaTrainer(Trainer):
     def _waits(self, why: str) -> None:
         """It may not go on; who waits is not hanging."""
         log.info("waits: %s", why)
-        if self.group.me.took_part:
-            self._report({"members": 0.0})
+        self._report({"members": 0.0} if self.group.me.took_part else None)
 
 
 def word_in(run_dir: Path, assignment: Assignment) -> Callable[[], ReplicaGroup | None]:

@@ -126,24 +126,29 @@ def test_a_job_of_a_host_that_was_cut_off_ends_there_before_it_begins_elsewhere(
 
 
 def test_only_what_stops_by_itself_is_begun_elsewhere_and_not_too_early(daemon: Daemon, clock: Clock) -> None:
-    now = [0.0]
+    now, began = [0.0], clock.now
     fences = {"boot_id": "elsewhere", "fence_after": 100.0}
-    for node, more in (("h1", fences), ("h2", {"boot_id": "elsewhere"})):
+    for node, more in (("h1", fences), ("h2", {"boot_id": "elsewhere"}), ("h3", fences)):
         daemon.join(node, **more)
         daemon.grant(daemon.submit(JobSpec(name="a", command=["true"], grace=50.0)), node)
     fleet = Fleet(daemon.store, lambda: now[0])
+    for node, session in daemon.sessions.items():
+        fleet.registered(node, session)
+    now[0] = 1.0
+    fleet.hear("h1", daemon.sessions["h1"])  # h3 may not have had the answer that says that it is to stop
 
     def states() -> dict[str, str]:
+        clock.now = began + now[0]
         fleet.watch()
         fleet.reload()
         return {row["id"]: row["state"] for row in daemon.store.objects("api/runners")}
 
-    assert states() == {"h1": "up", "h2": "up"}
-    now[0] = 149.0 + MARGIN
-    assert states() == {"h1": "suspect", "h2": "suspect"}
-    now[0] = 151.0 + MARGIN
-    assert states() == {"h1": "gone", "h2": "suspect"}
-    assert [daemon.job(number)["state"] for number in (1, 2)] == ["pending", "assigned"]
+    assert states() == {"h1": "up", "h2": "up", "h3": "up"}
+    now[0] = 150.0 + MARGIN
+    assert states() == {"h1": "suspect", "h2": "suspect", "h3": "suspect"}
+    now[0] = 152.0 + MARGIN
+    assert states() == {"h1": "gone", "h2": "suspect", "h3": "suspect"}
+    assert [daemon.job(number)["state"] for number in (1, 2, 3)] == ["pending", "assigned", "assigned"]
 
 
 def supervised(run: Path, heard: Path, script: str = "sleep 60", grace: float = 0.3) -> subprocess.Popen[bytes]:

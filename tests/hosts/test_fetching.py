@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
+import tarfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -24,10 +26,10 @@ from stoker.engine.fleet.registration import NodeChange
 from stoker.engine.forecast.explain import explain
 from stoker.engine.home import Home
 from stoker.engine.hosts.bundles import PIECE, Damaged, digest_of, fetch, send, tree, unpack
-from stoker.engine.protocol import Assignment, CheckpointSent, Report, SendCheckpoint
+from stoker.engine.protocol import Assignment, BundleWanted, CheckpointSent, Report, SendCheckpoint
 from stoker.engine.scheduling.view import Snapshot, snapshot
 from stoker.policies import registry
-from stoker.runners.handover.fetched import Fetcher, Wanted, marked
+from stoker.runners.handover.fetched import Fetcher, Wanted, _Unwanted, marked
 from stoker.runners.handover.sent_checkpoints import CheckpointSender
 from stoker.runners.old_files import clean, keep_snapshots
 from test_moves import COUNTS, step
@@ -278,6 +280,30 @@ def test_what_is_damaged_or_too_large_is_not_kept(checkpoints: Path, tmp_path: P
     assert not any(kept.folder.iterdir())
 
 
+def test_a_tar_that_was_made_to_hurt_writes_nothing_outside(tmp_path: Path) -> None:
+    (mine := tmp_path / "mine").write_text("mine")
+    (tmp_path / "within").mkdir()
+    (tmp_path / "within" / "here").write_text("here")
+    os.link(tmp_path / "within" / "here", tmp_path / "within" / "same")  # this one is in order
+    hard, pipe, again = tarfile.TarInfo("x"), tarfile.TarInfo("x"), tarfile.TarInfo("x")
+    hard.type, hard.linkname, pipe.type, again.size = tarfile.LNKTYPE, str(mine), tarfile.FIFOTYPE, 5
+    with tarfile.open(part := tmp_path / "part", "w") as tar:
+        tree(tmp_path / "within")(tar)
+    unpack(part, target := tmp_path / "h2" / "checkpoints")
+    assert (target / "same").read_text() == "here"
+    for bad in ([hard, again], [pipe]):
+        with tarfile.open(part, "w") as tar:
+            for entry in bad:
+                tar.addfile(entry, io.BytesIO(b"yours"))
+        with pytest.raises(Damaged):
+            unpack(part, target)
+    with tarfile.open(part, "w:gz") as tar:
+        tree(tmp_path / "within")(tar)
+    with pytest.raises(Damaged):
+        unpack(part, target)
+    assert mine.read_text() == "mine" and (target / "same").exists()
+
+
 @pytest.fixture
 def fetcher(tmp_path: Path) -> Fetcher:
     return Fetcher(None, tmp_path / "h2", "h2", 1, lambda: None)  # type: ignore[arg-type]
@@ -319,6 +345,27 @@ def test_a_runner_takes_nothing_that_is_damaged_and_asks_once_more(
     assert (wanted.target / "newer").exists()
 
 
+def test_what_is_given_up_while_it_comes_is_not_put_under_the_next_lease(
+    checkpoints: Path, fetcher: Fetcher, wanted: Wanted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = bytes_of(checkpoints)
+
+    class Given:
+        def post_raw(self, path: str, content: bytes, timeout: float) -> bytes:
+            at = msgspec.json.decode(content, type=BundleWanted).offset
+            if at >= len(whole):
+                assert fetcher.leave(wanted.target)  # 'stoker move --restart', and the job begins anew here
+            return whole[at : at + PIECE]
+
+    monkeypatch.setattr(fetcher, "_client", Given())
+    fetcher._asked[wanted] = time.monotonic()
+    with pytest.raises(_Unwanted):
+        fetcher._fetch(wanted)
+    assert not wanted.target.exists()
+    fetcher._fills = wanted.target
+    assert not fetcher.leave(wanted.target) and fetcher.leave(wanted.target.parent)
+
+
 def test_a_runner_without_room_says_so_and_keeps_nothing(fetcher: Fetcher, wanted: Wanted, tmp_path: Path) -> None:
     told = fetcher._fetch(replace(wanted, size=1 << 50))
     assert told is not None and told.startswith("there is no room for it on the disk of this host: it needs ")
@@ -332,6 +379,8 @@ def test_a_sender_says_what_it_cannot_send(checkpoints: Path, tmp_path: Path, mo
     assert sender._send(replace_struct(small, job=8)).refused.endswith("No such file or directory")
     monkeypatch.setattr(sender, "_post", raising(Conflict("changed")))
     assert sender._send(replace_struct(small, at_most=1 << 30)).refused == "changed"
+    monkeypatch.setattr(sender, "_post", raising(RuntimeError("a mistake")))
+    assert sender._send(replace_struct(small, at_most=1 << 30)).refused == "RuntimeError: a mistake"
     monkeypatch.setattr(sender, "_post", raising(Unreachable("nobody")))
     with pytest.raises(Unreachable):
         sender._send(replace_struct(small, at_most=1 << 30))

@@ -12,9 +12,10 @@ from stoker.runners.replicas.membership import Member, after, decide
 BATCH = 12
 
 
-def word(*leases: int, epoch: int = 1, stepped: tuple[int, ...] = ()) -> ReplicaGroup:
+def word(*leases: int, epoch: int = 1, stepped: tuple[int, ...] = (), saved: tuple[int, ...] = ()) -> ReplicaGroup:
     members = [Replica(lease=lease, index=lease % 10, address="x") for lease in leases]
-    return ReplicaGroup(group=1, epoch=epoch, members=members, founder=min(leases, default=None), stepped=list(stepped))
+    founder = min(leases, default=None)
+    return ReplicaGroup(group=1, epoch=epoch, members=members, founder=founder, stepped=list(stepped), saved=list(saved))
 
 
 def member(lease: int, step: int = 0, last: tuple[int, ...] = (), told: ReplicaGroup | None = None, **more: object) -> Member:
@@ -73,6 +74,17 @@ def test_a_group_that_has_lost_all_its_members_goes_on_from_the_newest_checkpoin
     assert decision.verdict == "go" and decision.source == back[1]
     assert decision.lags(11) and decision.lags(13)
     assert decide(back[1], back[1:2], BATCH, 1).verdict == "wait"  # it is neither the oldest nor more than half
+
+
+def test_a_late_one_does_not_begin_anew_where_a_task_that_is_away_has_a_checkpoint() -> None:
+    told = word(13, epoch=9, saved=(1,))
+    late = member(13, told=told)
+    assert "waiting for task 1, or until its checkpoint is given up" in decide(late, [late], BATCH, 1).why
+    told = word(13, 21, epoch=10, saved=(1,))
+    late, back = member(13, told=told), member(21, 80, (1,), told, took_part=False)
+    assert decide(late, [late, back], BATCH, 1).lags(13)
+    given_up = member(13, told=word(13, epoch=11))
+    assert decide(given_up, [given_up], BATCH, 1).verdict == "go"
 
 
 def test_an_older_or_newer_checkpoint_loses_to_the_groups_state() -> None:

@@ -5,19 +5,25 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from afar import Clock, Daemon
-from stoker.engine.errors import UsageError
+from stoker.engine.api.retries import Retry, _again
+from stoker.engine.errors import Conflict, UsageError
 from stoker.engine.fleet import registration
 from stoker.engine.fleet.board import Board
 from stoker.engine.forecast.explain import explain
+from stoker.engine.jobs.control import Control, control
 from stoker.engine.jobs.submission import SubmitRequest, submit
 from stoker.engine.protocol import Assignment, Record, Records, Report
+from stoker.engine.scheduling.view import snapshot
 from stoker.engine.spec.build import Context
 from stoker.engine.spec.dump import dump
 from stoker.engine.spec.model import JobSpec, Provenance, Submission
 from stoker.engine.spec.reading.load import load_text
+from stoker.runners.replicas.replica_trainer import ReplicaTrainer
 from stores import reopened
 
 LM = "name: lm\nrecipe: toy\nreplicas: {min: 1, max: 3, global_batch: 12}\n"
@@ -140,15 +146,64 @@ def test_a_replica_without_torchft_says_what_to_install(monkeypatch: pytest.Monk
         Group(settings, lambda: None, lambda: False, print)
 
 
+def saved(daemon: Daemon, node: str, lease: int, **values: float) -> None:
+    daemon.tell(node, lease, "running", 0.0, run_dir=f"/{node}/jobs/{lease}/run-{lease}")
+    record = Record(seq=1, ts=0.0, step=5, checkpoint=5, values=values)
+    report = Report(node=node, session=daemon.sessions[node], records=[Records(lease=lease, rank=0, records=[record])])
+    daemon.store.write(registration.report, report)
+
+
+def waits(daemon: Daemon, job: int) -> list[str]:
+    """Codes of why the policy does not see a job."""
+    with daemon.store.read() as con:
+        seen = snapshot(con, "default", Clock.now)
+    return [code for number, code, _ in seen.ineligible if number == job]
+
+
 def test_a_replica_may_come_back_on_any_host_while_another_one_has_the_state(daemon: Daemon) -> None:
     first, second, _ = submitted(daemon)
     leases = [daemon.grant(first, "h1"), daemon.grant(second, "h2")]
-    for node, lease in zip(("h1", "h2"), leases, strict=True):
-        daemon.tell(node, lease, "running", 0.0, run_dir=f"/{node}/jobs/{lease}/run-{lease}")
-        record = Record(seq=1, ts=0.0, step=5, checkpoint=5)
-        report = Report(node=node, session=daemon.sessions[node], records=[Records(lease=lease, rank=0, records=[record])])
-        daemon.store.write(registration.report, report)
-    daemon.tell("h2", leases[1], "exited", 0.0, outcome="lost", saved=1000)
-    assert daemon.store.rows("policy/places_of_jobs", [second]) == []
+    saved(daemon, "h1", leases[0], members=2.0)
+    saved(daemon, "h2", leases[1], members=2.0)
+    daemon.store.write(registration.change_node, registration.NodeChange("h2", "suspect", "daemon", "silent"))
+    assert (
+        "1 of 1 to 3 train, 1 on h2 is not heard and not begun elsewhere, unless 'stoker runner forget h2'"
+        in explain(daemon.store, first)["summary"]
+    )
+    daemon.store.write(registration.change_node, registration.NodeChange("h2", "gone", "ann", "its disk went with it"))
+    assert daemon.job(second)["state"] == "pending" and waits(daemon, second) == []
+    daemon.grant(second, "h3")
+    board = Board(daemon.store)
+    assert told(board, "h3").fetch is None
     daemon.tell("h1", leases[0], "exited", 0.0, outcome="lost", saved=1000)  # now their checkpoints are all that is left
-    assert [job for job, _ in daemon.store.rows("policy/places_of_jobs", [first, second])] == [first, second]
+    word = told(board, "h3").replicas
+    assert told(board, "h3").fetch is not None and word is not None and word.saved == [0, 1]
+
+
+def test_a_group_is_retried_whole_and_not_beside_what_is_left_of_it(daemon: Daemon) -> None:
+    tasks = submitted(daemon)
+
+    def retried(job: int) -> list[str]:
+        call: Any = SimpleNamespace(daemon=daemon, only=None)
+        return [spec.name for spec in _again(call, job, Retry(), array=False)[0].jobs]
+
+    daemon.store.write(control, Control("cancel", tuple(tasks[:1]), "ann"))
+    with pytest.raises(Conflict, match=r"the other replicas of lm go on without it; 'stoker cancel lm' ends them"):
+        retried(tasks[0])
+    daemon.store.write(control, Control("cancel", tuple(tasks), "ann"))
+    assert retried(tasks[1]) == ["lm[0]", "lm[1]", "lm[2]"]
+    other = submitted(daemon)
+    lease = daemon.grant(other[0], "h1")
+    daemon.store.write(control, Control("cancel", tuple(other[1:]), "ann"))
+    daemon.tell("h1", lease, "running", 0.0)
+    daemon.tell("h1", lease, "exited", 0.0, outcome="completed", exit_code=0)
+    with pytest.raises(Conflict, match="the replicas lm have finished all steps, so there is nothing to retry"):
+        retried(other[1])
+
+
+def test_who_waits_for_others_is_not_hanging() -> None:
+    reports: list[Any] = []
+    for took_part in (True, False):
+        waiting: Any = SimpleNamespace(group=SimpleNamespace(me=SimpleNamespace(took_part=took_part)), _report=reports.append)
+        ReplicaTrainer._waits(waiting, "2 of at least 3 members are here")
+    assert reports == [{"members": 0.0}, None]

@@ -1,4 +1,4 @@
-"""A group over pretended hosts: a link that is cut and mended, and a host that dies."""
+"""A group over pretended hosts: a link that is cut and mended, a host that dies, and another one on which its task goes on."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ STEPS = 2000
 
 
 def test_a_group_outlives_a_cut_link_and_a_host(tmp_path: Path) -> None:
-    with network(tmp_path, 3) as net:
-        first, second, third = net.hosts
-        jobs = Jobs(net.up("--slots", "1"))
+    with network(tmp_path, 4) as net:
+        first, second, third, fourth = net.hosts
+        jobs = Jobs(net.up("--slots", "1", config="[runners]\nsilent_after = 6\n"))
         for host in (second, third):
             host.runner()
         job = {
@@ -47,11 +47,19 @@ def test_a_group_outlives_a_cut_link_and_a_host(tmp_path: Path) -> None:
         trains(3)
         second.die()
         trains(2)
+        until(lambda: net.state(second.name) == "suspect", 60)
+        fourth.runner()
+        forget = f"'stoker runner forget {second.name}'"
+        until(lambda: forget in jobs.client.get("/v1/jobs/1/explain")["summary"], 30)
+        assert jobs.show(2)["state"] == "running"  # it may be, so it is not begun there
+        forgotten = first.stoker("runner", "forget", second.name)
+        assert forgotten.returncode == 0, forgotten.stderr
+        trains(3, 180)  # without its checkpoint, from the state of the others
         (tmp_path / "hurry").touch()
-        for number in (1, 3):
+        for number in (1, 2, 3):
             assert jobs.ended(number, 200)["state"] == "completed", jobs.show(number)
-        ends = [line for host in (first, third) for line in _ends(host.home)]
-        assert len({line.rpartition("weights ")[2] for line in ends}) == 1 and len(ends) == 2, ends
+        ends = [line for host in (first, third, fourth) for line in _ends(host.home)]
+        assert len({line.rpartition("weights ")[2] for line in ends}) == 1 and len(ends) == 3, ends
 
 
 def _ends(home: Path) -> list[str]:
