@@ -24,7 +24,13 @@ def answers(task, *requests):
 
 
 def test_every_recipe_that_is_said_to_answer_does():
-    assert {name for name, recipe in RECIPES.items() if recipe.answers} == {"text-classifier", "image-classifier", "digits-cnn", "causal-lm", "toy"}
+    assert {name for name, recipe in RECIPES.items() if recipe.answers} == {
+        "text-classifier",
+        "image-classifier",
+        "digits-cnn",
+        "causal-lm",
+        "toy",
+    }
 
 
 def test_a_text_has_a_label_whoever_is_in_its_batch():

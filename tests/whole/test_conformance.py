@@ -115,8 +115,8 @@ def _write_down(view: View, plan: Plan, actions: Actions, epoch: float) -> Decis
     )
 
 
-#: Columns that tell what is known before anything has run: the simulator is given it, the daemon has yet to measure it. `begins` is what people
-#: ask for, which no trace says: in the simulator everybody may.
+#: Columns that tell what is known before anything has run: the simulator is given it, the daemon has yet to measure it. And `begins`, which
+#: people ask for and no trace says: in the simulator everybody may.
 NOT_OF_THE_DAEMON = {"profile", "profile_gpus", "progress", "uncertainty", "begins"}
 
 
