@@ -265,9 +265,13 @@ SELECT count(*), max(seq) FROM events WHERE epoch(ts) < $1 AND seq < (SELECT max
 -- Pieces from the $3-th on of the profile of a model ($1: signature) on a device ($2), which has so many now.
 DELETE FROM part_times WHERE signature = $1 AND device = $2 AND part >= $3
 
+-- name: own_adapters
+-- Those of the given adapters ($2) that are of the user of a job ($1): nobody else is believed.
+SELECT a.job_id FROM adapters a JOIN jobs j ON j.owner = a.owner WHERE j.id = $1 AND a.job_id IN (SELECT unnest($2::BIGINT[]))
+
 -- name: owners_and_specs
--- Owners and specs of jobs.
-SELECT id, owner, spec FROM jobs WHERE id IN (SELECT unnest($1::BIGINT[]))
+-- Owners and specs of jobs, and what is known of their beginnings.
+SELECT j.id, j.owner, j.spec, b.state FROM jobs j LEFT JOIN beginnings b ON b.job_id = j.id WHERE j.id IN (SELECT unnest($1::BIGINT[]))
 
 -- name: page_sessions_over
 -- Sessions of the page that are over. $1: now (s since the epoch).

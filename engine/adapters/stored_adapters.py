@@ -144,25 +144,28 @@ def gain_of(found: Sequence[float | None]) -> Gain:
 def keep(tx: Transaction, begun: Sequence[tuple[int, Begun]], left: Sequence[tuple[int, LeftAdapter]]) -> None:
     """What runners tell of beginnings and of adapters, each with its job, in order."""
     told: dict[int, dict[str, Any]] = {}
-    lost: dict[int, str] = {}
+    lost: dict[int, dict[int, str]] = defaultdict(dict)
     for job, one in begun:
         told[job] = {"job_id": job, "source": one.source, "labels": one.labels, "same_data": one.same_data, "state": one.state,
-                     "step": one.step, "cost": one.cost, "why": one.why, "decided_at": tx.now}  # fmt: skip
-        if one.expected is not None:
-            told[job]["expected"] = one.expected
-        lost.update(one.damaged)
+                     "expected": one.expected, "step": one.step, "cost": one.cost, "why": one.why, "decided_at": tx.now}  # fmt: skip
+        lost[job].update(one.damaged)
     tx.update("beginnings", ["job_id"], list(told.values()))
-    tx.update("adapters", ["job_id"], [{"job_id": job, "gone": words} for job, words in lost.items()])
+    for job, words in lost.items():
+        own = tx.execute("own_adapters", job, list(words)) if words else []
+        tx.update("adapters", ["job_id"], [{"job_id": source, "gone": words[source]} for (source,) in own])
     if not left:
         return
     rows = []
     newest = dict(left)
-    for job, owner, text in tx.execute("owners_and_specs", list(newest)):
+    for job, owner, text, state in tx.execute("owners_and_specs", list(newest)):
         spec, made = msgspec.json.decode(text, type=JobSpec), newest[job]
+        if spec.recipe is None:
+            continue  # whatever it says: nobody can begin with what is of no recipe
+        begun_with = made.begun or state in ("begun", "kept")  # which its runner may have forgotten, on another host
         rows.append({
             "job_id": job, "owner": owner, "recipe": spec.recipe, "backbone": made.backbone, "revision": made.revision, "petl": made.petl,
             "data": data_of(spec), "digest": made.digest, "labels": made.labels, "lesson": lesson_of(spec), "steps": made.steps,
-            "reached": made.reached, "begun": made.begun, "bytes": made.bytes, "ended_at": tx.now, "gone": made.unusable,
+            "reached": made.reached, "begun": begun_with, "bytes": made.bytes, "ended_at": tx.now, "gone": made.unusable,
         })  # fmt: skip
     tx.upsert("adapters", ["job_id"], rows)
     superseded = tx.execute("superseded_adapters", KEPT)

@@ -202,8 +202,8 @@ def decides(host, **config):
     return host.rows("SELECT outcome FROM decisions ORDER BY id DESC LIMIT 1")[0][0]
 
 
-def test_ymir_plans_by_what_was_measured_and_only_for_jobs_that_may_begin_so(store):
-    """Movies has half the steps from amazon. It begins with that of job 1, or waits for job 5, which is of amazon too."""
+def measured(store):
+    """Jobs 1 to 3 have ended: movies has half the steps from amazon, which is job 1's."""
     host = Host(store, slots=1)
     host.policies = {}
     send(host, job("amazon", data="amazon"), job("movies", data="movies"), job("again", "auto", data="movies", seed=1))
@@ -214,6 +214,12 @@ def test_ymir_plans_by_what_was_measured_and_only_for_jobs_that_may_begin_so(sto
             tells(host, 3, begun=Begun(state="kept", source=1, labels="negative, positive", step=5, cost=0, why="kept"))
         tells(host, number, adapter=left(steps=steps, begun=number == 3))
         host.ends(number)
+    return host
+
+
+def test_ymir_plans_by_what_was_measured_and_only_for_jobs_that_may_begin_so(store):
+    """Movies begins with what job 1 left, or waits for job 5, which is of amazon too."""
+    host = measured(store)
     send(host, job("never", data="movies", seed=2))
     assert decides(host) == "applied"
     assert host.rows("SELECT options FROM leases WHERE job_id = 4") == [(None,)]
@@ -230,6 +236,35 @@ def test_ymir_plans_by_what_was_measured_and_only_for_jobs_that_may_begin_so(sto
     assert decides(host, ended=False) == "applied"
     assert [offer.job for offer in offered(host).offers] == [5, 1]
     assert host.rows("SELECT source, expected FROM beginnings WHERE job_id = 6") == [(5, 2.0)]
+
+
+def test_nobody_waits_for_what_another_users_job_will_leave(store):
+    host = measured(store)
+    send(host, job("bens", data="amazon", seed=3), user="ben")
+    send(host, job("second", "auto", data="movies", seed=4))
+    assert decides(host, ended=False) == "applied"
+    assert host.rows("SELECT code FROM waiting") == [("resources",)]
+
+
+def test_whatever_a_job_reports_nobody_elses_adapter_is_gone_and_what_is_of_no_recipe_is_not_kept(host):
+    send(host, job("a", data="amazon"))
+    ran(host, 1)
+    send(host, JobSpec(name="own", entrypoint="module:function"), user="ben")
+    starts(host, 2)
+    tells(host, 2, begun=Begun(state="cold", labels="x", why="", damaged={1: "damaged", 99: "damaged"}), adapter=left())
+    host.ends(2)
+    assert host.rows("SELECT job_id, gone FROM adapters") == [(1, None)]
+
+
+def test_what_is_expected_is_of_the_adapter_it_began_with_and_who_forgot_that_is_no_training_from_the_backbone(host):
+    """Its checkpoints may have gone to another host, without what was decided."""
+    send(host, job("a", data="amazon"), job("b", "auto", data="movies"))
+    ran(host, 1)
+    starts(host, 2)
+    tells(host, 2, begun=Begun(state="begun", source=1, labels="x", why="", expected=2.0))
+    tells(host, 2, begun=Begun(state="kept", source=1, labels="x", why=""))
+    tells(host, 2, adapter=left(begun=False))
+    assert host.rows("SELECT begun, expected FROM adapters a JOIN beginnings b ON a.job_id = b.job_id WHERE b.job_id = 2") == [(True, None)]
 
 
 def test_measured_pairs_come_before_kinds_and_kinds_before_what_was_never_tried():
