@@ -79,12 +79,12 @@ ORDER BY m.lease_id, o.id
 SELECT boot_id, ahead FROM clock
 
 -- name: cold_curve
--- What jobs of a lesson ($1) that trained from their backbone had as metric ($2), the mean by step, the first $3 steps.
+-- What jobs of a lesson ($1) that trained from their backbone had as metric ($2) when it was first measured, the mean.
 SELECT m.step, avg(m.value) AS value
 FROM adapters a JOIN metrics m ON m.job_id = a.job_id
 WHERE a.lesson = $1 AND NOT a.begun AND NOT EXISTS (FROM beginnings b WHERE b.job_id = a.job_id AND b.state <> 'cold')
   AND m.name = $2 AND m.rank = 0 AND isfinite(m.value) AND m.step > 0
-GROUP BY m.step ORDER BY m.step LIMIT $3
+GROUP BY m.step ORDER BY m.step LIMIT 1
 
 -- name: columns
 -- Every column of our tables with its type, in order. Of views none: their largest numbers would be computed for nobody.

@@ -20,7 +20,6 @@ from .adapter_choice import Banked, Gain, Gains, Offer, offers
 
 AUTO = "auto"
 KEPT = 2  #: newest adapters of the same data that are kept in the bank; older ones are their jobs' business alone
-_CURVE = 12  #: points of a curve that are told
 #: params that change no step that a job takes to its target, or only by chance
 _NO_LESSON = frozenset({"seed", "checkpoint_every"})
 
@@ -57,7 +56,7 @@ class Beginning:
     """With what a lease may begin; of `leases.options`."""
 
     offers: list[dict[str, Any]] = field(default_factory=list)
-    curve: list[tuple[int, float]] = field(default_factory=list)  #: what its metric is at steps from the backbone, as measured
+    curve: list[tuple[int, float]] = field(default_factory=list)  #: what its metric is at the first evaluation from the backbone, if known
 
     def to_json(self) -> dict[str, Any]:
         return {"offers": self.offers, "curve": self.curve} if self.offers else {}
@@ -79,7 +78,7 @@ def choose(tx: Transaction, wanted: Mapping[int, int | None]) -> dict[int, Begin
              "same_kind": one.same_kind, "named": begins == "job"}
             for one in chosen
         ]  # fmt: skip
-        curve = tx.execute("cold_curve", lesson_of(spec), spec.stop.metric, _CURVE) if given and spec.stop.metric else []
+        curve = tx.execute("cold_curve", lesson_of(spec), spec.stop.metric) if given and spec.stop.metric else []
         found[job] = Beginning(given, [(int(step), float(value)) for step, value in curve])
         if state not in (None, "planned", "cold"):
             continue  # it has told more than that

@@ -141,6 +141,24 @@ def test_auto_tries_the_same_kind_of_labels_and_learns_what_came_of_it(host):
     assert host.rows("SELECT expected FROM transfers WHERE job_id = 5") == [(2.0,)]
 
 
+@pytest.mark.parametrize(
+    ("told", "ratio"),
+    [
+        ({"steps": 100, "reached": False}, 0.2),  # it missed its target
+        ({"steps": 15, "reached": False}, None),  # it was ended before jobs from the backbone are there
+        ({"steps": 10, "digest": "other texts"}, None),  # of the same file, which has changed
+    ],
+)
+def test_a_gain_is_measured_of_the_same_texts_and_no_gain_is_told_too(told, ratio, host):
+    send(host, job("a", data="amazon"), job("cold", data="movies"), job("b", "auto", data="movies", seed=1))
+    ran(host, 1)
+    ran(host, 2, steps=20)
+    starts(host, 3)
+    tells(host, 3, begun=Begun(state="kept", source=1, labels="negative, positive", step=5, why="kept at step 5"))
+    tells(host, 3, adapter=left(begun=True, **told))
+    assert host.rows("SELECT measured FROM transfers") == [(ratio,)]
+
+
 def test_what_was_undone_is_not_tried_again(host):
     send(host, job("amazon", data="amazon"))
     ran(host, 1)

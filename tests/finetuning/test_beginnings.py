@@ -264,6 +264,17 @@ def test_the_same_data_and_other_kinds_of_labels_are_not_tried(change, words, ta
     assert begun["state"] == "cold" and words in begun["why"]
 
 
+@pytest.mark.parametrize("how", ["cut", "deleted"])
+def test_of_a_model_that_was_trained_itself_the_newest_checkpoint_is_read_and_missed(how, left, task, texts, told, tmp_path):
+    source = left(petl="full", layers="last")
+    (checkpoint,) = source.glob("step-*")
+    state = checkpoint / "state.pt"
+    state.write_bytes(state.read_bytes()[:-9]) if how == "cut" else shutil.rmtree(checkpoint)
+    trains(task(texts("second"), "full", layers="last"), tmp_path / "b", [offer(source)])
+    assert states(told) == ["cold"] and told[0]["begun"]["damaged"].keys() == {"1"} and "weights:" not in told[0]["begun"]["why"]
+    assert told[-1]["adapter"]["bytes"] > 20_000
+
+
 def test_weights_that_are_not_finite_are_nobodys_beginning(left, task, texts, tmp_path, told):
     source = left(petl="full", layers="last")
     checkpoints = Checkpoints(source)
