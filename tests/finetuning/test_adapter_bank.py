@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
+import msgspec
 import pytest
 from one_runner import Host
 from stoker.engine.adapters.adapter_choice import Banked, Gain, Gains, offers
@@ -13,7 +14,7 @@ from stoker.engine.errors import NotFound, UsageError
 from stoker.engine.jobs.control import Control, control
 from stoker.engine.jobs.submission import SubmitRequest, submit
 from stoker.engine.protocol import Begun, LeftAdapter, Record, Records, Speed
-from stoker.engine.spec.model import JobSpec, Provenance, Stop, Submission
+from stoker.engine.spec.model import JobSpec, Provenance, Replicas, Stop, Submission
 from stoker.policies import registry
 from stoker.policies.contract import Allocation
 
@@ -104,17 +105,19 @@ def test_whose_source_leaves_nothing_trains_from_the_backbone_and_says_so(how, h
         ({"begin": "job:a", "r": 4}, UsageError, "job 1 has r: 8, and this one 4"),
         ({"begin": "job:a", "backbone": "/m"}, UsageError, "job 1 starts from the backbone minilm, and this one from /m"),
         ({"begin": "job:gone"}, UsageError, "job 3 has ended as cancelled, and its adapter is not in the bank"),
+        ({"begin": "job:copies[0]"}, UsageError, "job 5 trains as replicas, which leave no adapter"),
         ({"begin": "job:bens"}, UsageError, "job 4 is ben's, and jobs begin with adapters of their own user's jobs only"),
     ],
 )
 def test_what_can_never_be_is_refused_in_one_line(host, fields, kind, words):
     send(host, job("a", r=8), job("lm", recipe="causal-lm"), job("gone"))
     send(host, job("bens"), user="ben")
+    send(host, msgspec.structs.replace(job("copies[0]"), array_index=0, array_size=1, replicas=Replicas(min=1, max=1, global_batch=8)))
     host.store.write(control, Control("cancel", (3,), "ann"))
     with pytest.raises(kind) as error:
         send(host, job("x", **fields))
     assert words in str(error.value) and "\n" not in str(error.value)
-    assert host.rows("SELECT count(*) FROM jobs") == [(4,)]
+    assert host.rows("SELECT count(*) FROM jobs") == [(5,)]
 
 
 def test_auto_tries_the_same_kind_of_labels_and_learns_what_came_of_it(host):
