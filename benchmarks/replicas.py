@@ -232,14 +232,14 @@ def _pace(reached: Sequence[tuple[float, int]], times: Sequence[float]) -> dict[
 WAYS = {"replicas": run_replicas, "torchft": run_torchft, "ddp": run_ddp}
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(given: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--members", type=int, default=4)
     parser.add_argument("--events", type=int, default=40)
     parser.add_argument("--ways", nargs="+", choices=sorted(WAYS), default=list(WAYS))
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args(argv)
+    given = parser.parse_args(given)
     began, tables = machine(), {}
     for way in given.ways:
         progress(f"{way}: {given.steps} steps, {given.events} events")
