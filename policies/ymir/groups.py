@@ -68,7 +68,8 @@ class Groups:
         if jobs.progress is not None:
             trained |= jobs.progress > 1e-9
         self._may = [True] * len(self._id) if jobs.begins is None else jobs.begins.tolist()
-        self._user = [0] * len(self._id) if jobs.begins is None else jobs.user.tolist()  # what others leave is not for a job
+        told = jobs.begins is not None and pool.view.transfers is not None
+        self._user = jobs.user.tolist() if told else [0] * len(self._id)  # what others leave is not for a job
         self._fresh = ((jobs.phase == Phase.PENDING) & ~trained).tolist()
         second = {self._row_of[job] for job in merges.seconds()}
         found = [self._group(row) for row in pool.rows.tolist() if row not in second]
