@@ -232,21 +232,21 @@ def _pace(reached: Sequence[tuple[float, int]], times: Sequence[float]) -> dict[
 WAYS = {"replicas": run_replicas, "torchft": run_torchft, "ddp": run_ddp}
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(given: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--members", type=int, default=4)
     parser.add_argument("--events", type=int, default=40)
     parser.add_argument("--ways", nargs="+", choices=sorted(WAYS), default=list(WAYS))
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args(argv)
+    asked = parser.parse_args(given)
     began, tables = machine(), {}
-    for way in given.ways:
-        progress(f"{way}: {given.steps} steps, {given.events} events")
-        storm = Storm(events(given.events, given.steps, given.members, given.seed), given.seed)
+    for way in asked.ways:
+        progress(f"{way}: {asked.steps} steps, {asked.events} events")
+        storm = Storm(events(asked.events, asked.steps, asked.members, asked.seed), asked.seed)
         with tempfile.TemporaryDirectory() as home:
-            tables[f"A storm over {way}"] = [WAYS[way](Path(home), given.steps, given.members, storm)]
-    show(given, began, tables)
+            tables[f"A storm over {way}"] = [WAYS[way](Path(home), asked.steps, asked.members, storm)]
+    show(asked, began, tables)
 
 
 if __name__ == "__main__":

@@ -182,7 +182,7 @@ def together(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(given: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__)
     parser.add_argument("--tasks", nargs="+", default=TASKS, help="packaged sets, or files with columns text and label")
     parser.add_argument("--seeds", type=int, default=2)
@@ -191,7 +191,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--limit", type=int, default=300, help="texts to train on")
     parser.add_argument("--eval-limit", type=int, default=100)
     parser.add_argument("--backbone", default="minilm")
-    asked = parser.parse_args(argv)
+    asked = parser.parse_args(given)
     torch.set_num_threads(1)
     began = machine()
     features = ("computed", "kept") if asked.backbone == "minilm" else ("computed",)

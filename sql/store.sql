@@ -79,12 +79,12 @@ ORDER BY m.lease_id, o.id
 SELECT boot_id, ahead FROM clock
 
 -- name: cold_curve
--- What jobs of a lesson ($1) that trained from their backbone had as metric ($2), the mean by step, the first $3 steps.
+-- What jobs of a lesson ($1) that trained from their backbone had as metric ($2) when it was first measured, the mean.
 SELECT m.step, avg(m.value) AS value
 FROM adapters a JOIN metrics m ON m.job_id = a.job_id
 WHERE a.lesson = $1 AND NOT a.begun AND NOT EXISTS (FROM beginnings b WHERE b.job_id = a.job_id AND b.state <> 'cold')
   AND m.name = $2 AND m.rank = 0 AND isfinite(m.value) AND m.step > 0
-GROUP BY m.step ORDER BY m.step LIMIT $3
+GROUP BY m.step ORDER BY m.step LIMIT 1
 
 -- name: columns
 -- Every column of our tables with its type, in order. Of views none: their largest numbers would be computed for nobody.
@@ -265,9 +265,13 @@ SELECT count(*), max(seq) FROM events WHERE epoch(ts) < $1 AND seq < (SELECT max
 -- Pieces from the $3-th on of the profile of a model ($1: signature) on a device ($2), which has so many now.
 DELETE FROM part_times WHERE signature = $1 AND device = $2 AND part >= $3
 
+-- name: own_adapters
+-- Those of the given adapters ($2) that are of the user of a job ($1): nobody else is believed.
+SELECT a.job_id FROM adapters a JOIN jobs j ON j.owner = a.owner WHERE j.id = $1 AND a.job_id IN (SELECT unnest($2::BIGINT[]))
+
 -- name: owners_and_specs
--- Owners and specs of jobs.
-SELECT id, owner, spec FROM jobs WHERE id IN (SELECT unnest($1::BIGINT[]))
+-- Owners and specs of jobs, and what is known of their beginnings.
+SELECT j.id, j.owner, j.spec, b.state FROM jobs j LEFT JOIN beginnings b ON b.job_id = j.id WHERE j.id IN (SELECT unnest($1::BIGINT[]))
 
 -- name: page_sessions_over
 -- Sessions of the page that are over. $1: now (s since the epoch).

@@ -20,7 +20,6 @@ from .adapter_choice import Banked, Gain, Gains, Offer, offers
 
 AUTO = "auto"
 KEPT = 2  #: newest adapters of the same data that are kept in the bank; older ones are their jobs' business alone
-_CURVE = 12  #: points of a curve that are told
 #: params that change no step that a job takes to its target, or only by chance
 _NO_LESSON = frozenset({"seed", "checkpoint_every"})
 
@@ -57,7 +56,7 @@ class Beginning:
     """With what a lease may begin; of `leases.options`."""
 
     offers: list[dict[str, Any]] = field(default_factory=list)
-    curve: list[tuple[int, float]] = field(default_factory=list)  #: what its metric is at steps from the backbone, as measured
+    curve: list[tuple[int, float]] = field(default_factory=list)  #: what its metric is at the first evaluation from the backbone, if known
 
     def to_json(self) -> dict[str, Any]:
         return {"offers": self.offers, "curve": self.curve} if self.offers else {}
@@ -79,7 +78,7 @@ def choose(tx: Transaction, wanted: Mapping[int, int | None]) -> dict[int, Begin
              "same_kind": one.same_kind, "named": begins == "job"}
             for one in chosen
         ]  # fmt: skip
-        curve = tx.execute("cold_curve", lesson_of(spec), spec.stop.metric, _CURVE) if given and spec.stop.metric else []
+        curve = tx.execute("cold_curve", lesson_of(spec), spec.stop.metric) if given and spec.stop.metric else []
         found[job] = Beginning(given, [(int(step), float(value)) for step, value in curve])
         if state not in (None, "planned", "cold"):
             continue  # it has told more than that
@@ -144,25 +143,28 @@ def gain_of(found: Sequence[float | None]) -> Gain:
 def keep(tx: Transaction, begun: Sequence[tuple[int, Begun]], left: Sequence[tuple[int, LeftAdapter]]) -> None:
     """What runners tell of beginnings and of adapters, each with its job, in order."""
     told: dict[int, dict[str, Any]] = {}
-    lost: dict[int, str] = {}
+    lost: dict[int, dict[int, str]] = defaultdict(dict)
     for job, one in begun:
         told[job] = {"job_id": job, "source": one.source, "labels": one.labels, "same_data": one.same_data, "state": one.state,
-                     "step": one.step, "cost": one.cost, "why": one.why, "decided_at": tx.now}  # fmt: skip
-        if one.expected is not None:
-            told[job]["expected"] = one.expected
-        lost.update(one.damaged)
+                     "expected": one.expected, "step": one.step, "cost": one.cost, "why": one.why, "decided_at": tx.now}  # fmt: skip
+        lost[job].update(one.damaged)
     tx.update("beginnings", ["job_id"], list(told.values()))
-    tx.update("adapters", ["job_id"], [{"job_id": job, "gone": words} for job, words in lost.items()])
+    for job, words in lost.items():
+        own = tx.execute("own_adapters", job, list(words)) if words else []
+        tx.update("adapters", ["job_id"], [{"job_id": source, "gone": words[source]} for (source,) in own])
     if not left:
         return
     rows = []
     newest = dict(left)
-    for job, owner, text in tx.execute("owners_and_specs", list(newest)):
+    for job, owner, text, state in tx.execute("owners_and_specs", list(newest)):
         spec, made = msgspec.json.decode(text, type=JobSpec), newest[job]
+        if spec.recipe is None:
+            continue  # whatever it says: nobody can begin with what is of no recipe
+        begun_with = made.begun or state in ("begun", "kept")  # which its runner may have forgotten, on another host
         rows.append({
             "job_id": job, "owner": owner, "recipe": spec.recipe, "backbone": made.backbone, "revision": made.revision, "petl": made.petl,
             "data": data_of(spec), "digest": made.digest, "labels": made.labels, "lesson": lesson_of(spec), "steps": made.steps,
-            "reached": made.reached, "begun": made.begun, "bytes": made.bytes, "ended_at": tx.now, "gone": made.unusable,
+            "reached": made.reached, "begun": begun_with, "bytes": made.bytes, "ended_at": tx.now, "gone": made.unusable,
         })  # fmt: skip
     tx.upsert("adapters", ["job_id"], rows)
     superseded = tx.execute("superseded_adapters", KEPT)

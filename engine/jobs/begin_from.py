@@ -60,6 +60,8 @@ def adapter_objection(spec: JobSpec, source: Source, user: str) -> str | None:
         return f"{name} trains {of.recipe or of.entrypoint or 'a command'}, and this one {spec.recipe}: what it leaves does not fit"
     if of.kind == SERVES:
         return f"{name} serves a model and leaves no adapter; name the job that trained it"
+    if of.replicas is not None:
+        return f"{name} trains as replicas, which leave no adapter; name another job, or give weights: in place of begin"
     if None not in (spec.starts_from, of.starts_from) and spec.starts_from != of.starts_from:
         return f"{name} starts from the backbone {of.starts_from}, and this one from {spec.starts_from}: they are never mixed"
     for param, default in (("petl", "full"), ("r", None), ("targets", None), ("layers", None)):

@@ -301,7 +301,8 @@ def _check_names(drafts: Sequence[_Draft]) -> None:
 def _check_cycles(drafts: Sequence[_Draft]) -> None:
     by_name = {draft.spec.name: draft for draft in drafts}
     if cycle := find_cycle({name: [base_name(job) for job in draft.spec.waits_for] for name, draft in by_name.items()}):
-        raise by_name[cycle[-2]].error("after", CYCLE.format(" → ".join(cycle)))
+        field = (last := by_name[cycle[-2]]).spec.waits_by(cycle[-1])
+        raise last.error(field, CYCLE.format(" → ".join(cycle), field))
 
 
 def _check_edges(drafts: Sequence[_Draft]) -> None:

@@ -37,7 +37,7 @@ MAX_JOBS = 10_000  #: of one submission
 MAX_RUNNING = 1_000_000  #: tasks of an array at once; more than there are: no cap
 MAX_NAME = 200  #: characters of a recipe's or an entrypoint's name
 MAX_EDGES = 100_000  #: dependencies between the jobs of one submission
-CYCLE = "{} is a cycle, so none of them could start; remove one 'after'"
+CYCLE = "{} is a cycle, so none of them could start; remove one '{}'"
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 SNAPSHOT = re.compile(r"/[^\0]*|sha256:[0-9a-f]{64}")
@@ -89,7 +89,8 @@ def require_all(specs: Sequence[JobSpec]) -> None:
     if len(specs) > 1 and any(spec.cron is not None for spec in specs):
         raise UsageError("jobs: a recurring job is submitted alone")
     if cycle := find_cycle({spec.name: spec.waits_for for spec in specs}):
-        raise UsageError(f"after: {CYCLE.format(' → '.join(cycle))}")
+        field = next(spec.waits_by(cycle[-1]) for spec in specs if spec.name == cycle[-2])
+        raise UsageError(f"{field}: {CYCLE.format(' → '.join(cycle), field)}")
 
 
 def require_provenance(provenance: Provenance) -> None:

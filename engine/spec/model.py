@@ -340,6 +340,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         sources = [job for job in (self.weights_job, self.begin_job) if job and job != base_name(self.name)]
         return [dependency.job for dependency in self.after] + sources
 
+    def waits_by(self, job: str) -> str:
+        """The field by which it waits for a job, or for a task of that array."""
+        named = {"begin": self.begin_job, "weights": self.weights_job}
+        return next((field for field, of in named.items() if of is not None and job in (of, base_name(of))), "after")
+
     @property
     def model(self) -> str:
         """What is trained, as far as estimates may be shared: see `jobs.model`. A server tells nothing of a training, so it has its own."""

@@ -68,6 +68,8 @@ class Groups:
         if jobs.progress is not None:
             trained |= jobs.progress > 1e-9
         self._may = [True] * len(self._id) if jobs.begins is None else jobs.begins.tolist()
+        told = jobs.begins is not None and pool.view.transfers is not None
+        self._user = jobs.user.tolist() if told else [0] * len(self._id)  # what others leave is not for a job
         self._fresh = ((jobs.phase == Phase.PENDING) & ~trained).tolist()
         second = {self._row_of[job] for job in merges.seconds()}
         found = [self._group(row) for row in pool.rows.tolist() if row not in second]
@@ -163,7 +165,7 @@ class Groups:
                 if one.task == two.task:
                     continue
                 ratio = self._known(one.task, two.task)
-                if choices.temporal and ratio < 1.0 and self._may[two.row]:
+                if choices.temporal and ratio < 1.0 and self._may[two.row] and self._user[one.row] == self._user[two.row]:
                     ends = {n: (takes, takes + two.cold[n] * ratio) for n, takes in one.seconds.items() if n in two.cold}
                     found.append(Merge(TEMPORAL, i, k, ends))
                 if choices.spatial and i < k and (one.task, two.task) in transfers.joint and (two.task, one.task) in transfers.joint:
@@ -192,7 +194,8 @@ class Groups:
                 round(math.log(min(group.seconds.values())) / math.log(step)),
                 round(math.log(min(group.cold.values())) / math.log(step)),
             )
-            key = (group.task, group.fresh, self._may[group.row], group.held, group.tasks, tuple(group.seconds), tuple(group.cold), *bucket)
+            may = self._may[group.row], self._user[group.row]
+            key = (group.task, group.fresh, may, group.held, group.tasks, tuple(group.seconds), tuple(group.cold), *bucket)
             alike[key].append(group)
         self._members = list(alike.values())
         self.kinds = [

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -33,7 +34,7 @@ TRIAL = 5  #: steps after which one looks, where nothing is known of jobs like i
 LATEST = 25  #: steps after which one looks, at the latest: what was known later is not waited for, so that a bad choice costs no more
 FILE = "beginning.json"
 COLD, BEGUN = "from-backbone", "begun"  #: directories of the checkpoints of a trial, beside those of the job
-_LOSS = "eval_loss"
+_LOSS, _TRAINING_LOSS = "eval_loss", "loss"
 
 Weights = dict[str, torch.Tensor]
 
@@ -94,8 +95,8 @@ class _Beginning:
         state, own = self.ranks.gather(self._known())[0]
         if state is None:
             state = State("none") if own else self._choose()
-        elif state.phase in ("cold", "begun", "taken") and not own and self._weights(state.source) is None:
-            state = self._choose()
+        elif not own and self._is_lost(state):
+            state = self._choose(again=True)
         while state.phase in ("cold", "begun"):
             found = self._from_backbone(state) if state.phase == "cold" else self._try(state)
             if found is None:
@@ -112,8 +113,8 @@ class _Beginning:
 
     # With which
 
-    def _choose(self) -> State:
-        """The first offer that can be read, and whether it is tried first."""
+    def _choose(self, *, again: bool = False) -> State:
+        """The first offer that can be read, and whether it is tried first. ``again``: it had begun, and that is lost."""
         self._clear()  # trials of one that was chosen before
         refused: dict[int, str] = {}
         damaged: dict[int, str] = {}
@@ -130,15 +131,17 @@ class _Beginning:
                 damaged[offer.job] = problem
             log.warning("does not begin with the adapter of job %d: %s", offer.job, problem)
         self._keep(State("none"))
-        if refused:
-            words = "; ".join(f"job {job}: {problem}" for job, problem in refused.items())
+        if refused or again:
+            words = "; ".join(f"job {job}: {problem}" for job, problem in refused.items()) or "what it had begun with is lost"
             self._tell("cold", None, why=f"trains from its backbone: {words}", damaged=damaged)
         return State("none")
 
     def _way(self, offer: AdapterOffer) -> State:
         if offer.named or self.ranks.size > 1 or self.task.evaluate is None:
             return State("taken", offer.job)
-        known = self.curve[0][0] if self.curve and self.stop.metric and self.curve[0][0] <= LATEST else 0
+        # A loss of training is known at each step, and no evaluation has it.
+        compared = self.stop.metric not in (None, _TRAINING_LOSS) and self.curve and self.curve[0][0] <= LATEST
+        known = self.curve[0][0] if compared else 0
         if self.task.steps(self.stop) <= (known or TRIAL):
             return State("taken", offer.job)  # it is over before one could look
         return State("begun" if known else "cold", offer.job, known or TRIAL)
@@ -159,6 +162,12 @@ class _Beginning:
             return f"its labels are of another kind ({about.get('labels')}), and nothing was measured of this pair"
         self.read[offer.job] = found
         return None
+
+    def _is_lost(self, state: State) -> bool:
+        """Whether what it was to go on with is no longer there, of a job that has no checkpoint itself."""
+        if state.phase in ("cold", "begun", "taken"):
+            return self._weights(state.source) is None
+        return state.phase == "kept" and not self.ranks.gather(Checkpoints(self.path / BEGUN).steps())[0]
 
     def _weights(self, source: int | None) -> Weights | None:
         """What was chosen before, which the job may have lost since."""
@@ -209,7 +218,7 @@ class _Beginning:
         asked = [(self.stop.metric, 1.0 if self.stop.mode == "max" else -1.0)] if self.stop.metric else []
         for name, sign in [*asked, (_LOSS, -1.0)]:
             if name in metrics and name in cold and metrics[name] != cold[name]:
-                worse = not sign * metrics[name] > sign * cold[name]  # also where it is no number
+                worse = not (sign * metrics[name] > sign * cold[name] or math.isnan(cold[name])) or math.isnan(metrics[name])
                 return worse, f"{name} {metrics[name]:.3g}, {cold[name]:.3g} from the backbone"
         return False, "as good as from the backbone"
 
@@ -255,7 +264,9 @@ class _Beginning:
             return None, own
 
     def _keep(self, state: State) -> State:
-        if self.ranks.first and state.phase != "none":
+        if self.ranks.first and state.phase == "none":
+            (self.path / FILE).unlink(missing_ok=True)
+        elif self.ranks.first:
             self.path.mkdir(parents=True, exist_ok=True)
             unfinished = self.path / f".{FILE}.unfinished"
             unfinished.write_text(json.dumps(asdict(state)))
@@ -264,13 +275,13 @@ class _Beginning:
 
     def _hand_over(self, name: str) -> None:
         """The job's checkpoints are from now on those of a trial."""
-        if not self.ranks.first:
-            return
-        for step in Checkpoints(self.path / name).steps():
-            found = Checkpoints(self.path / name).path_of(step)
-            if not (self.path / found.name).exists():
-                found.rename(self.path / found.name)
-        self._clear()
+        if self.ranks.first:
+            for step in Checkpoints(self.path / name).steps():
+                found = Checkpoints(self.path / name).path_of(step)
+                if not (self.path / found.name).exists():
+                    found.rename(self.path / found.name)
+            self._clear()
+        self.ranks.gather(None)  # all read them from now on
 
     def _clear(self) -> None:
         for each in (COLD, BEGUN) if self.ranks.first else ():

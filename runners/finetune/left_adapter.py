@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...engine.errors import Conflict, NotFound
-from ..train.checkpoint import weights_of
+from ...engine.errors import Conflict, NotFound, StokerError
+from ..train.checkpoint import Checkpoints, weights_of
 from ..train.task import Task
 from ..worker.ranks import Ranks
 from . import petl
@@ -55,7 +55,9 @@ class LeftAdapter:
         """For the daemon, once it is written."""
         finite = all(bool(torch.isfinite(value).all()) for value in _trained(task).values())
         wrong = self.unusable or (None if finite else "its weights are not finite")
-        size = sum(path.stat().st_size for path in (checkpoints / ADAPTER).iterdir()) if (checkpoints / ADAPTER).is_dir() else 0
+        steps = Checkpoints(checkpoints).steps()
+        read = [checkpoints / ADAPTER, *([Checkpoints(checkpoints).path_of(steps[-1])] if self.adapted is None and steps else [])]
+        size = sum(path.stat().st_size for folder in read if folder.is_dir() for path in folder.iterdir())
         known = {"backbone": self.backbone, "revision": self.revision, "petl": self.form, "digest": self.digest, "labels": self.labels}
         return known | {"bytes": size} | ({"unusable": wrong} if wrong else {})
 
@@ -88,7 +90,10 @@ class LeftAdapter:
 
     @staticmethod
     def _of_checkpoint(task: Task, checkpoints: Path) -> dict[str, torch.Tensor]:
-        return weights_of(checkpoints, Ranks(0, 1, torch.device("cpu")))[0]
+        try:
+            return weights_of(checkpoints, Ranks(0, 1, torch.device("cpu")))[0]
+        except StokerError as error:
+            raise ValueError(str(error).removeprefix("weights: ")) from None
 
 
 def kind_of_labels(classes: Sequence[str]) -> str:

@@ -155,7 +155,7 @@ class Trainer:
 
     def _look(self) -> bool:
         """At the step at which it stops for a look. False: asked to stop before it was done."""
-        if self.metrics is None and not self._evaluate():
+        if (self.metrics is None or self.evaluated != self.step) and self.task.evaluate is not None and not self._evaluate():
             return self._leave(rng.get_state())
         if self.step != self.saved:
             self._save(rng.get_state())

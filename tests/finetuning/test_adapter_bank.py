@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
+import msgspec
 import pytest
 from one_runner import Host
 from stoker.engine.adapters.adapter_choice import Banked, Gain, Gains, offers
@@ -13,7 +14,7 @@ from stoker.engine.errors import NotFound, UsageError
 from stoker.engine.jobs.control import Control, control
 from stoker.engine.jobs.submission import SubmitRequest, submit
 from stoker.engine.protocol import Begun, LeftAdapter, Record, Records, Speed
-from stoker.engine.spec.model import JobSpec, Provenance, Stop, Submission
+from stoker.engine.spec.model import JobSpec, Provenance, Replicas, Stop, Submission
 from stoker.policies import registry
 from stoker.policies.contract import Allocation
 
@@ -104,17 +105,19 @@ def test_whose_source_leaves_nothing_trains_from_the_backbone_and_says_so(how, h
         ({"begin": "job:a", "r": 4}, UsageError, "job 1 has r: 8, and this one 4"),
         ({"begin": "job:a", "backbone": "/m"}, UsageError, "job 1 starts from the backbone minilm, and this one from /m"),
         ({"begin": "job:gone"}, UsageError, "job 3 has ended as cancelled, and its adapter is not in the bank"),
+        ({"begin": "job:copies[0]"}, UsageError, "job 5 trains as replicas, which leave no adapter"),
         ({"begin": "job:bens"}, UsageError, "job 4 is ben's, and jobs begin with adapters of their own user's jobs only"),
     ],
 )
 def test_what_can_never_be_is_refused_in_one_line(host, fields, kind, words):
     send(host, job("a", r=8), job("lm", recipe="causal-lm"), job("gone"))
     send(host, job("bens"), user="ben")
+    send(host, msgspec.structs.replace(job("copies[0]"), array_index=0, array_size=1, replicas=Replicas(min=1, max=1, global_batch=8)))
     host.store.write(control, Control("cancel", (3,), "ann"))
     with pytest.raises(kind) as error:
         send(host, job("x", **fields))
     assert words in str(error.value) and "\n" not in str(error.value)
-    assert host.rows("SELECT count(*) FROM jobs") == [(4,)]
+    assert host.rows("SELECT count(*) FROM jobs") == [(5,)]
 
 
 def test_auto_tries_the_same_kind_of_labels_and_learns_what_came_of_it(host):
@@ -139,6 +142,24 @@ def test_auto_tries_the_same_kind_of_labels_and_learns_what_came_of_it(host):
     assert (offer.job, offer.expected, offer.same_kind) == (2, 2.0, False)
     assert offer.why == "2.0 x fewer steps expected, as measured for this pair of data (1 job)"
     assert host.rows("SELECT expected FROM transfers WHERE job_id = 5") == [(2.0,)]
+
+
+@pytest.mark.parametrize(
+    ("told", "ratio"),
+    [
+        ({"steps": 100, "reached": False}, 0.2),  # it missed its target
+        ({"steps": 15, "reached": False}, None),  # it was ended before jobs from the backbone are there
+        ({"steps": 10, "digest": "other texts"}, None),  # of the same file, which has changed
+    ],
+)
+def test_a_gain_is_measured_of_the_same_texts_and_no_gain_is_told_too(told, ratio, host):
+    send(host, job("a", data="amazon"), job("cold", data="movies"), job("b", "auto", data="movies", seed=1))
+    ran(host, 1)
+    ran(host, 2, steps=20)
+    starts(host, 3)
+    tells(host, 3, begun=Begun(state="kept", source=1, labels="negative, positive", step=5, why="kept at step 5"))
+    tells(host, 3, adapter=left(begun=True, **told))
+    assert host.rows("SELECT measured FROM transfers") == [(ratio,)]
 
 
 def test_what_was_undone_is_not_tried_again(host):
@@ -202,8 +223,8 @@ def decides(host, **config):
     return host.rows("SELECT outcome FROM decisions ORDER BY id DESC LIMIT 1")[0][0]
 
 
-def test_ymir_plans_by_what_was_measured_and_only_for_jobs_that_may_begin_so(store):
-    """Movies has half the steps from amazon. It begins with that of job 1, or waits for job 5, which is of amazon too."""
+def measured(store):
+    """Jobs 1 to 3 have ended: movies has half the steps from amazon, which is job 1's."""
     host = Host(store, slots=1)
     host.policies = {}
     send(host, job("amazon", data="amazon"), job("movies", data="movies"), job("again", "auto", data="movies", seed=1))
@@ -214,6 +235,12 @@ def test_ymir_plans_by_what_was_measured_and_only_for_jobs_that_may_begin_so(sto
             tells(host, 3, begun=Begun(state="kept", source=1, labels="negative, positive", step=5, cost=0, why="kept"))
         tells(host, number, adapter=left(steps=steps, begun=number == 3))
         host.ends(number)
+    return host
+
+
+def test_ymir_plans_by_what_was_measured_and_only_for_jobs_that_may_begin_so(store):
+    """Movies begins with what job 1 left, or waits for job 5, which is of amazon too."""
+    host = measured(store)
     send(host, job("never", data="movies", seed=2))
     assert decides(host) == "applied"
     assert host.rows("SELECT options FROM leases WHERE job_id = 4") == [(None,)]
@@ -230,6 +257,35 @@ def test_ymir_plans_by_what_was_measured_and_only_for_jobs_that_may_begin_so(sto
     assert decides(host, ended=False) == "applied"
     assert [offer.job for offer in offered(host).offers] == [5, 1]
     assert host.rows("SELECT source, expected FROM beginnings WHERE job_id = 6") == [(5, 2.0)]
+
+
+def test_nobody_waits_for_what_another_users_job_will_leave(store):
+    host = measured(store)
+    send(host, job("bens", data="amazon", seed=3), user="ben")
+    send(host, job("second", "auto", data="movies", seed=4))
+    assert decides(host, ended=False) == "applied"
+    assert host.rows("SELECT code FROM waiting") == [("resources",)]
+
+
+def test_whatever_a_job_reports_nobody_elses_adapter_is_gone_and_what_is_of_no_recipe_is_not_kept(host):
+    send(host, job("a", data="amazon"))
+    ran(host, 1)
+    send(host, JobSpec(name="own", entrypoint="module:function"), user="ben")
+    starts(host, 2)
+    tells(host, 2, begun=Begun(state="cold", labels="x", why="", damaged={1: "damaged", 99: "damaged"}), adapter=left())
+    host.ends(2)
+    assert host.rows("SELECT job_id, gone FROM adapters") == [(1, None)]
+
+
+def test_what_is_expected_is_of_the_adapter_it_began_with_and_who_forgot_that_is_no_training_from_the_backbone(host):
+    """Its checkpoints may have gone to another host, without what was decided."""
+    send(host, job("a", data="amazon"), job("b", "auto", data="movies"))
+    ran(host, 1)
+    starts(host, 2)
+    tells(host, 2, begun=Begun(state="begun", source=1, labels="x", why="", expected=2.0))
+    tells(host, 2, begun=Begun(state="kept", source=1, labels="x", why=""))
+    tells(host, 2, adapter=left(begun=False))
+    assert host.rows("SELECT begun, expected FROM adapters a JOIN beginnings b ON a.job_id = b.job_id WHERE b.job_id = 2") == [(True, None)]
 
 
 def test_measured_pairs_come_before_kinds_and_kinds_before_what_was_never_tried():

@@ -185,6 +185,47 @@ def test_a_look_comes_soon_or_not_at_all(left, task, texts, told, tmp_path):
     assert [one["begun"].get("step") for one in told if "begun" in one] == [None, beginning.TRIAL]
 
 
+def judged(task, *accuracies):
+    """Evaluations have these accuracies, one after the other, and the last one for good."""
+    left_over = list(accuracies)
+    task.evaluate = lambda model: {"accuracy": left_over.pop(0) if left_over[1:] else left_over[0]}
+    return task
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "params", "outcome"),
+    [
+        ((0.1, 0.1, 0.9, 1.0, 1.0, 0.5), {"eval_every": 2}, "undone"),  # of steps 2, 4 and 5
+        ((float("nan"), 0.5), {}, "kept"),
+        ((0.5, float("nan")), {}, "undone"),
+    ],
+)
+def test_what_is_compared_is_of_the_step_of_the_look_and_a_number_is_better_than_none(
+    accuracies, params, outcome, left, task, texts, told, tmp_path
+):
+    source = left()
+    trains(judged(task(texts("second"), **params), *accuracies), tmp_path / "b", [offer(source)])
+    assert states(told) == ["begun", outcome]
+
+
+def test_a_loss_of_training_is_nothing_to_compare_by(left, task, texts, told, tmp_path):
+    source = left()
+    stop = Stop(iterations=STEPS, metric="loss", target=0.0, mode="min")
+    trains(task(texts("second")), tmp_path / "b", [offer(source)], curve=[(1, 1e-9)], stop=stop)
+    assert [one["begun"].get("step") for one in told if "begun" in one] == [None, beginning.TRIAL]
+
+
+def test_a_job_whose_own_checkpoints_are_lost_begins_anew_and_says_so(left, task, texts, told, tmp_path, monkeypatch):
+    source = left()
+    monkeypatch.setattr(beginning._Beginning, "_compared", lambda self, *_: (False, ""))
+    trains(task(texts("second")), tmp_path / "b", [offer(source)])
+    for step in Checkpoints(tmp_path / "b").steps():
+        shutil.rmtree(Checkpoints(tmp_path / "b").path_of(step))
+    told.clear()
+    trains(task(texts("second")), tmp_path / "b")
+    assert states(told) == ["cold"] and "is lost" in told[0]["begun"]["why"] and not told[-1]["adapter"]["begun"]
+
+
 def test_what_cannot_be_begun_with_is_told_in_words_and_the_next_one_is_taken(left, task, texts, told, tmp_path, model_of):
     whole, wrong = left(), left("wrong", r=4)
     damaged, gone = tmp_path / "damaged", tmp_path / "gone"
@@ -221,6 +262,17 @@ def test_the_same_data_and_other_kinds_of_labels_are_not_tried(change, words, ta
     trains(second, tmp_path / "b", [AdapterOffer(**{"job": 1, "directory": str(tmp_path / "first"), "data": "x", "digest": "y", **change})])
     (begun,) = [one["begun"] for one in told if "begun" in one]
     assert begun["state"] == "cold" and words in begun["why"]
+
+
+@pytest.mark.parametrize("how", ["cut", "deleted"])
+def test_of_a_model_that_was_trained_itself_the_newest_checkpoint_is_read_and_missed(how, left, task, texts, told, tmp_path):
+    source = left(petl="full", layers="last")
+    (checkpoint,) = source.glob("step-*")
+    state = checkpoint / "state.pt"
+    state.write_bytes(state.read_bytes()[:-9]) if how == "cut" else shutil.rmtree(checkpoint)
+    trains(task(texts("second"), "full", layers="last"), tmp_path / "b", [offer(source)])
+    assert states(told) == ["cold"] and told[0]["begun"]["damaged"].keys() == {"1"} and "weights:" not in told[0]["begun"]["why"]
+    assert told[-1]["adapter"]["bytes"] > 20_000
 
 
 def test_weights_that_are_not_finite_are_nobodys_beginning(left, task, texts, tmp_path, told):

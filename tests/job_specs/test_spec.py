@@ -470,6 +470,8 @@ def test_a_posted_spec_is_held_to_the_same_rules(change: dict[str, Any], problem
         (JobSpec(name="b", command=("x",), cron="0 0 * * *"), "jobs: a recurring job is submitted alone"),
         (JobSpec(name="b", command=("x",), after=(Dependency("a"),)),
          "after: a → b → a is a cycle, so none of them could start; remove one 'after'"),
+        (JobSpec(name="b", recipe="text-classifier", begin="job:a"),
+         "begin: a → b → a is a cycle, so none of them could start; remove one 'begin'"),
         (JobSpec(name="b", gpus_min=0, command=("x",)), "b: gpus: must be at least 1, not 0; on a host without GPUs it counts CPU slots"),
         (JobSpec(name="b", command=("x",), after=tuple(Dependency(str(i)) for i in range(100_001))),
          "jobs: at most 10000 jobs with 100000 dependencies fit into one submission; split it"),

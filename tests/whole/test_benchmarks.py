@@ -39,7 +39,7 @@ TINY = {
     "switching": ["--quick", "--number", "10", "--modes", "turn"],
     "overhead": ["--pairs", "2", "--seconds", "0.1"],
     "fidelity": ["--policy", "fifo", "--jobs", "3", "--gap", "0.5", "--steps", "5", "10"],
-    "ymir_live": ["--tasks", "movies", "amazon", "--seeds=1", "--steps=6", "--limit=8", "--eval-limit=4", "--layers=last"],
+    "ymir_live": ["--tasks", "movies", "amazon", "--seeds=1", "--steps=6", "--limit=16", "--eval-limit=4", "--layers=last"],
     "accuracy": ["--jobs", "50", "--long", "20000", "--traces", ""],
     "autosched": [
         "--windows",
