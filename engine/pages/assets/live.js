@@ -154,7 +154,7 @@
         await new Promise((go) => document.addEventListener("visibilitychange", go, { once: true }));
         continue;
       }
-            try {
+      try {
         const answer = await fetch(`${log.dataset.log}?${new URLSearchParams(file ? { file, offset } : {})}`);
         if (!answer.ok) throw new Error(answer.statusText);
         const piece = await answer.json();
