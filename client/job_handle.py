@@ -110,7 +110,8 @@ class Job:
                 raise self.late(rows, timeout)
             time.sleep(pause if end is None else min(pause, max(0.0, end - time.monotonic())))
             pause = min(2 * pause, POLL)
-            rows = patiently(self.rows)
+            patience = self._client.patience
+            rows = patiently(self.rows, patience if end is None else min(patience, end - time.monotonic()))
         return self
 
     @staticmethod

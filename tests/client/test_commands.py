@@ -10,6 +10,7 @@ from datetime import datetime
 
 import pytest
 from e2e import DaemonProcess, Jobs
+from stoker.engine.errors import UsageError
 
 pytestmark = pytest.mark.xdist_group("client-commands")
 
@@ -56,6 +57,10 @@ def test_a_retry_that_is_sent_twice_submits_once(jobs: Jobs) -> None:
     jobs.ended(first)
     one, two = (jobs.client.post(f"/v1/jobs/{first}/retry", {"key": "k"})["jobs"] for _ in range(2))
     assert one[0]["id"] == two[0]["id"] and two[0]["existing"]
+    second = jobs.shell("once", "exit 1")  # of the same name, and another job
+    jobs.ended(second)
+    (other,) = jobs.client.post(f"/v1/jobs/{second}/retry", {"key": "k"})["jobs"]
+    assert not other["existing"] and other["of"] == second
 
 
 def test_wait_gives_up_in_time(stoker: Stoker, jobs: Jobs) -> None:
@@ -93,6 +98,13 @@ def test_jobs_are_cancelled_by_what_they_are(stoker: Stoker, jobs: Jobs) -> None
     assert code == 0 and [row["id"] for row in json.loads(out)] == [held[1]]
     assert stoker("cancel", "--state", "submitted", "--name", "go-*")[0] == 0
     assert [jobs.state(job) for job in (*held, other)] == ["cancelled"] * 3 + ["submitted"]
+    for option in ("--name", "--state"):  # of a variable that is not set
+        code, _, err = stoker("cancel", "--user", "bea", option, "")
+        assert code == 2 and f"{option}: is empty" in err
+    for empty in ({"name": ""}, {"user": ""}, {"states": [""]}):
+        with pytest.raises(UsageError):
+            jobs.client.post("/v1/cancel", {"labels": {}, **empty})
+    assert jobs.state(other) == "submitted"
     assert stoker("cancel", "--user", "bea")[0] == 0 and jobs.state(other) == "cancelled"
     code, out, _ = stoker("cancel", "--user", "bea")
     assert (code, out) == (0, "no such jobs\n")
