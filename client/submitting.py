@@ -19,6 +19,7 @@ from .job_handle import Job, listed
 from .row_tables import Table, moment
 
 ALL_ROWS = 1_000_000  #: the most that the daemon answers with
+LONGEST_KEY = 80  #: characters of one that is several jobs'; each has its name behind it
 DEEPEST = 100  #: lists and mappings one within the other
 HANDED_ON = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
 
@@ -133,7 +134,7 @@ class Client(Connection):
         if key is not None and file is None and "jobs" not in (spec or {}):
             body |= {"over": {**body.get("over", {}), "idempotency_key": key}}  # the job's own, by which `after` may name it
         elif not dry_run:
-            body["key"] = key or self.new_key()
+            body["key"] = self.new_key() if key is None else _of_several(key)
         return self.post_once("/v1/jobs", _plain(body))
 
     def _provenance(self) -> dict[str, Any]:
@@ -243,6 +244,12 @@ def _text(file: str | os.PathLike[str]) -> str:
         raise UsageError(f"{os.fspath(file)}: cannot be read: not UTF-8 text; save the file as UTF-8") from None
     except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"file: {str(file)!r} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _of_several(key: Any) -> str:
+    if not isinstance(key, str) or not 0 < len(key) <= LONGEST_KEY:
+        raise UsageError(f"idempotency_key: of several jobs it must be text of 1 to {LONGEST_KEY} characters")
+    return key
 
 
 def _require_mappings(**given: Any) -> None:

@@ -92,6 +92,7 @@ CIRCLE["again"] = CIRCLE
         ({"command": "true", "params": CIRCLE}, "or one of them holds itself"),
         ({"spec": "name: x"}, "spec: must be a mapping of names to values, not a str"),
         ({"file": "a\0b"}, "cannot be read"),
+        ({"file": __file__, "idempotency_key": ""}, "idempotency_key: of several jobs it must be text of 1 to 80 characters"),
         ({"command": "true", "args": "ab"}, "args: "),
         ({"command": "true", "idempotency_key": "k" * 201}, "idempotency_key: must be 1 to 200"),
     ],
