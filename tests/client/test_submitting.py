@@ -211,6 +211,8 @@ def test_no_daemon_and_a_stale_token_are_said_as_on_the_command_line(live: Daemo
         read.top()
     with pytest.raises(client.UsageError, match="labels: must be a mapping"):
         client.jobs(labels=["team"])  # type: ignore[arg-type]
+    tcp = client.Client(url="http://127.0.0.1:1", token="stk_ü")  # a notebook shows a job whatever is wrong
+    assert "such as a line break" in repr(client.Job(tcp, [1], "x")) and client.Job(tcp, [1], "x")._repr_html_()
     with client.Client(home=live.home.path) as named:
         assert named.status()["home"] == str(live.home.path) and str(live.home.socket) in repr(named)
 

@@ -125,7 +125,7 @@
     source.onerror = () => {
       const clock = new Date().toLocaleTimeString();
       if (source.readyState === EventSource.CONNECTING) {
-        if (!news.textContent) say(`The daemon does not answer since ${clock}; this is what it last said. Trying again…`, true);
+        if (!news.textContent) say(`The daemon has not answered since ${clock}; this is what it last said. Trying again…`, true);
         return;
       }
       close();
