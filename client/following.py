@@ -109,7 +109,8 @@ def until_ended(
     pause, patience_now = FIRST_POLL, 0.0
     for ref in refs:
         while True:
-            row = patiently(lambda ref=ref: client.get(job_path(ref))["job"], patience_now)  # type: ignore[misc]
+            for_now = patience_now if end is None else min(patience_now, end - time.monotonic())
+            row = patiently(lambda ref=ref: client.get(job_path(ref))["job"], for_now)  # type: ignore[misc]
             patience_now = patience
             if row["state"] in FINAL:
                 yield row

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from ..engine.errors import LimitExceeded, NotFound, Unreachable, UsageError
+from ..engine.errors import LimitExceeded, NotFound, StokerError, UsageError
 from .connection import Connection
 from .following import FINAL, FIRST_POLL, POLL, failure, follow, job_path, patiently, read
 from .row_tables import Table, moment
@@ -110,7 +110,8 @@ class Job:
                 raise self.late(rows, timeout)
             time.sleep(pause if end is None else min(pause, max(0.0, end - time.monotonic())))
             pause = min(2 * pause, POLL)
-            rows = patiently(self.rows)
+            patience = self._client.patience
+            rows = patiently(self.rows, patience if end is None else min(patience, end - time.monotonic()))
         return self
 
     @staticmethod
@@ -202,7 +203,7 @@ class Job:
         several = f"jobs {self.ids[0]} to {self.ids[-1]}" if len(self.ids) > 1 else f"job {self.id}"
         try:
             rows = self.rows()
-        except (Unreachable, NotFound) as error:
+        except StokerError as error:
             return f"<{several} {self.name}: {error}>"
         reason = f": {rows[0]['reason']}" if rows[0]["reason"] else ""
         counts = ", ".join(f"{n} {state}" for state, n in _counts(rows).items()) if len(rows) > 1 else f"{rows[0]['state']}{reason}"
@@ -215,7 +216,7 @@ class Job:
             return f"<p>{html.escape(repr(self))}</p>"
         try:
             return listed(self.rows())._repr_html_()
-        except (Unreachable, NotFound) as error:
+        except StokerError as error:
             return f"<p>{html.escape(str(error))}</p>"
 
 

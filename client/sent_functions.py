@@ -51,8 +51,10 @@ def _plain_function(function: Callable[..., Any]) -> types.FunctionType:
         raise UsageError(
             f"function: {name} is written within another function{uses}: write it at the top of a file, with arguments for that"
         )
-    if inspect.iscoroutinefunction(function):
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise UsageError(f"function: {name} is async: write one that calls asyncio.run({name}(…))")
+    if inspect.isgeneratorfunction(function):  # called, it would do nothing, and the job would have completed
+        raise UsageError(f"function: {name} is a generator, of which nothing runs until somebody asks: write one that goes through it")
     return function
 
 

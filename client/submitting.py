@@ -16,9 +16,11 @@ from ..engine.home import ENV_IMPORTING
 from . import following
 from .connection import Connection
 from .job_handle import Job, listed
-from .row_tables import Table
+from .row_tables import Table, moment
 
 ALL_ROWS = 1_000_000  #: the most that the daemon answers with
+LONGEST_KEY = 80  #: characters of one that is several jobs'; each has its name behind it
+DEEPEST = 100  #: lists and mappings one within the other
 HANDED_ON = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
 
 
@@ -84,7 +86,8 @@ class Client(Connection):
         """What would become of the jobs that `submit` would submit with the same arguments; nothing is submitted."""
         work = {"command": command, "recipe": recipe, "entrypoint": entrypoint}
         answer = self._post(function, args, kwargs, work, spec, file, fields, None, dry_run=True)
-        return Table.of(answer["jobs"], ("name", "state", "reason", "est_start", "forecast"))
+        rows = [{**row, "est_start": moment(row["est_start"])} for row in answer["jobs"]]
+        return Table.of(rows, ("name", "state", "reason", "est_start", "forecast"))
 
     def _post(
         self,
@@ -112,6 +115,9 @@ class Client(Connection):
             raise UsageError(f"{' and '.join(chosen)}: a job has one of them; keep one")
         if function is None and (args or kwargs):
             raise UsageError("args, kwargs: are for a function; of other jobs these are params")
+        _require_mappings(spec=spec, kwargs=kwargs, **{word: over.get(word) for word in ("params", "array", "labels", "env")})
+        if isinstance(args, str | bytes) or not isinstance(args, Sequence):
+            raise UsageError(f"args: must be a list of the arguments, not a {type(args).__name__}")
         if array := over.get("array"):
             over["array"] = array if isinstance(array.get("params"), Mapping) else {"params": array}
         if function is not None:
@@ -128,7 +134,7 @@ class Client(Connection):
         if key is not None and file is None and "jobs" not in (spec or {}):
             body |= {"over": {**body.get("over", {}), "idempotency_key": key}}  # the job's own, by which `after` may name it
         elif not dry_run:
-            body["key"] = key or self.new_key()
+            body["key"] = self.new_key() if key is None else _of_several(key)
         return self.post_once("/v1/jobs", _plain(body))
 
     def _provenance(self) -> dict[str, Any]:
@@ -165,6 +171,7 @@ class Client(Connection):
 
         In ``name`` the characters ``*`` and ``?`` stand for any others. A timedelta counts back from now.
         """
+        _require_mappings(labels=labels)
         begin = datetime.now().astimezone() - since if isinstance(since, timedelta) else since
         query = {
             "state": state if isinstance(state, str) or state is None else ",".join(state), "user": user, "name": name,
@@ -233,13 +240,28 @@ def _text(file: str | os.PathLike[str]) -> str:
         return Path(file).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise NotFound(f"{os.fspath(file)}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not UTF-8 text; save the file as UTF-8"
-        raise UsageError(f"{os.fspath(file)}: cannot be read: {why}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{os.fspath(file)}: cannot be read: not UTF-8 text; save the file as UTF-8") from None
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(f"file: {str(file)!r} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
-def _plain(value: Any, place: str = "") -> Any:
+def _of_several(key: Any) -> str:
+    if not isinstance(key, str) or not 0 < len(key) <= LONGEST_KEY:
+        raise UsageError(f"idempotency_key: of several jobs it must be text of 1 to {LONGEST_KEY} characters")
+    return key
+
+
+def _require_mappings(**given: Any) -> None:
+    for word, value in given.items():
+        if value is not None and not isinstance(value, Mapping):
+            raise UsageError(f"{word}: must be a mapping of names to values, not a {type(value).__name__}")
+
+
+def _plain(value: Any, place: str = "", depth: int = 0) -> Any:
     """As JSON has it: paths as texts, dates and durations as a job file writes them. UsageError names what is none."""
+    if depth > DEEPEST:
+        raise UsageError(f"{place[:80]}…: lists and mappings are nested deeper than {DEEPEST}, or one of them holds itself")
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -247,9 +269,9 @@ def _plain(value: Any, place: str = "") -> Any:
             raise UsageError(f"{place}: {value} is no number in JSON")
         return value
     if isinstance(value, Mapping):
-        return {str(key): _plain(item, f"{place}.{key}".removeprefix("spec.").lstrip(".")) for key, item in value.items()}
+        return {str(key): _plain(item, f"{place}.{key}".removeprefix("spec.").lstrip("."), depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item, f"{place}[{index}]") for index, item in enumerate(value)]
+        return [_plain(item, f"{place}[{index}]", depth + 1) for index, item in enumerate(value)]
     if isinstance(value, PurePath):
         return str(value)
     if isinstance(value, datetime):

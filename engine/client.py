@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from .errors import KINDS, StokerError, Unreachable
+from .errors import KINDS, StokerError, Unreachable, UsageError
 from .home import Home
 
 KEEP_ALIVE = 60  #: seconds for which the daemon keeps a connection open that nobody uses
@@ -70,6 +70,10 @@ class Client:
             path += "?" + urllib.parse.urlencode({key: value for key, value in query.items() if value is not None}, doseq=True)
         headers = {"Content-Type": "application/json"} if body is not None else {}
         if self.token:
+            if not (self.token.isascii() and self.token.isprintable()):
+                raise UsageError(
+                    "token: has a character that is in no token, such as a line break; give it as 'stoker token create' told it"
+                )
             headers["Authorization"] = f"Bearer {self.token}"
         connection = self._connect()
         reused = connection.sock is not None

@@ -93,28 +93,35 @@ async def submit_jobs(call: Call) -> dict[str, Any]:
         require_provenance(asked.provenance)
     written = asked.spec is not None
     parts = await call.run(Kind.UPLOAD, submission_of, asked) if written else submission_of(asked)
+    for part in parts:  # all of them before any is stored
+        await _judge(call, part)
+    if not asked.dry_run:  # a recurring job that is refused leaves nothing behind, and one that is there is not added again
+        parts.sort(key=lambda part: part.jobs[0].cron is None)
     answers = [await _submit(call, part) for part in parts]
     if len(answers) == 1:
         return answers[0]
     schedules = [answer["schedule"] for answer in answers if answer["schedule"] is not None]
     jobs = [job for answer in answers for job in answer["jobs"]]
-    return {"jobs": jobs, "schedule": schedules[0], "schedules": schedules, "dry_run": asked.dry_run}
+    return {"jobs": jobs, "schedule": schedules[0] if schedules else None, "schedules": schedules, "dry_run": asked.dry_run}
 
 
-async def _submit(call: Call, submission: Submission) -> dict[str, Any]:
+async def _judge(call: Call, submission: Submission) -> None:
     if not submission.jobs:
         raise UsageError("jobs: there is none in this submission")
     await call.run(Kind.CONTROL if len(submission.jobs) <= FEW else Kind.UPLOAD, require_all, submission.jobs)
     if stranger := next((job for job in submission.jobs if job.user and call.only not in (None, job.user)), None):
         raise Unauthorized(f"{stranger.name}: user: this token acts for {call.only}, not for {stranger.user}: leave it out")
-    if cron := submission.jobs[0].cron:
+    if submission.jobs[0].cron:
         require_time(submission.jobs[0], time.time())
+
+
+async def _submit(call: Call, submission: Submission) -> dict[str, Any]:
     if submission.dry_run:
         answer = await call.run(Kind.REPORT, _dry_run, call, submission)
         await _foretell(call, submission.jobs, answer["jobs"])
         return answer
     store = call.daemon.store
-    if cron:
+    if cron := submission.jobs[0].cron:
         spec = msgspec.json.encode(submission).decode()
         new = NewSchedule(submission.jobs[0].name, cron, spec, call.who.user)
         schedule = await asyncio.wrap_future(store.submit(add_schedule, new))
@@ -391,7 +398,11 @@ async def change(call: Call, action: Acting, asked: Action) -> dict[str, Any]:
     if asked.array or named.array:
         jobs = [row[0] for row in await call.control(call.daemon.store.rows, "api/array_tasks", named.job)] or jobs
     priority = asked.priority if isinstance(asked, Priority) else 0
-    request = Control(action, tuple(jobs), call.who.user, priority, call.only)
+    return await controlled(call, Control(action, tuple(jobs), call.who.user, priority, call.only))
+
+
+async def controlled(call: Call, request: Control) -> dict[str, Any]:
+    """Do it. Where that cannot be stored, what it stops is stopped all the same."""
     if call.daemon.unstored:
         with contextlib.suppress(NoRoom):
             await call.control(call.daemon.unstored.look)

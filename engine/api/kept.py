@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 from ..disk_room import takes
 from ..fleet.kept_logs import KEPT_FOR
+from ..format import counted
 from ..json_rows import objects
 from ..store.maintenance import KEEP_BACKUPS
 from .call import Call, endpoint
@@ -33,7 +35,7 @@ def _kept(call: Call) -> list[dict[str, Any]]:
 
     thinned = "then one a minute" if days.telemetry > days.telemetry_full else "then removed"
     elsewhere = [
-        {"what": f"files of {row['jobs']} jobs", "where": row["place"], "rows": None, "bytes": row["bytes"], "oldest": None,
+        {"what": f"files of {counted(row['jobs'], 'job')}", "where": row["place"], "rows": None, "bytes": row["bytes"], "oldest": None,
          "seconds": None, "how": "checkpoints are kept until you remove them, logs for 30 days after the end"}
         for row in objects(daemon.store, "api/kept_files")
     ]  # fmt: skip
@@ -50,7 +52,7 @@ def _kept(call: Call) -> list[dict[str, Any]]:
         files("snapshots", "snapshots", None, "copies of 'submit --snapshot', until you remove them"),
         files("kept logs", "kept-logs", KEPT_FOR, "ends of logs of other hosts"),
         files("jobs", "jobs", None, "logs for 30 days after the end; checkpoints are results: kept until you remove them"),
-        *(row for row in elsewhere if not row["where"].endswith(str(home.path))),
+        *(row for row in elsewhere if row["where"] != f"{socket.gethostname()}:{home.path}"),
     ]  # fmt: skip
 
 

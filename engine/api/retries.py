@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 
 from ..errors import Conflict, UsageError
-from ..jobs.control import Control, control
+from ..jobs.control import Control
 from ..jobs.owners import require_own
 from ..jobs.states import State
 from ..jobs.submission import SubmitRequest, submit
@@ -17,11 +17,12 @@ from ..json_rows import objects
 from ..spec.expand import fired
 from ..spec.model import JobSpec, Provenance, Submission, base_name
 from .call import Call, endpoint
-from .jobs import named_job
+from .jobs import controlled, named_job
 from .selection import as_json, known_states, like
 from .thread_pools import Kind
 
 Key = Annotated[str, msgspec.Meta(min_length=1, max_length=80)]
+Word = Annotated[str, msgspec.Meta(min_length=1)]  #: an empty one may be a slip, and would take more jobs than were meant
 
 
 class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,7 +71,7 @@ def _not_retried(found: list[dict[str, Any]]) -> str:
 
 def _anew(spec: JobSpec, row: dict[str, Any], key: str | None, now: float) -> JobSpec:
     fresh = fired(spec, submitted_at=row["submitted_at"], at=now)
-    idempotency = None if key is None else f"{key}/{spec.name}"
+    idempotency = None if key is None else f"{key}/{row['id']}"  # two jobs of a name are two retries
     return msgspec.structs.replace(fresh, idempotency_key=idempotency, user=row["owner"], hold=False)
 
 
@@ -85,9 +86,9 @@ def _whole_group(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 class Matching(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    user: str | None = None  #: None: of whoever asks
+    user: Word | None = None  #: None: of whoever asks
     states: list[str] = []
-    name: str | None = None  #: in which * and ? stand for any characters
+    name: Word | None = None  #: in which * and ? stand for any characters
     labels: dict[str, str] = {}
 
 
@@ -101,8 +102,7 @@ async def cancel_matching(call: Call) -> dict[str, Any]:
     found = await call.control(call.daemon.store.rows, "api/live_matching", user, states, like(asked.name), as_json(asked.labels))
     if not found:
         return {"jobs": []}
-    request = Control("cancel", tuple(job for (job,) in found), call.who.user, only=call.only)
-    return {"jobs": await asyncio.wrap_future(call.daemon.store.submit(control, request, urgent=True))}
+    return await controlled(call, Control("cancel", tuple(job for (job,) in found), call.who.user, only=call.only))
 
 
 ENDPOINTS = [

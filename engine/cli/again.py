@@ -37,9 +37,10 @@ def retry(app: App, jobs: tuple[str, ...], array: bool) -> Answer:
 
     made: list[dict[str, Any]] = []
     errors: list[StokerError] = []
+    key = uuid.uuid4().hex  # one for all: a job that is named twice is submitted once
     for ref in jobs:
         try:
-            made += post_once(app.client, job_path(ref, "retry"), {"array": array, "key": uuid.uuid4().hex})["jobs"]
+            made += post_once(app.client, job_path(ref, "retry"), {"array": array, "key": key})["jobs"]
         except StokerError as error:
             errors.append(error)
     return Answer(made, lambda: print_table(made, _RETRIED, "no jobs"), errors, done="retry: done")

@@ -53,6 +53,9 @@ def cancel(
 
     A running job is asked to stop, may write a checkpoint within its grace period, and is then ended.
     """
+    for option, value in {"--user": user, "--state": state, "--name": name}.items():
+        if value == "":  # of a variable that is not set: without it more would be cancelled than was meant
+            raise UsageError(f"{option}: is empty; say what it is, or leave it out")
     chosen = {"user": user, "states": (states_option(state) or "").split(",") if state else [], "name": name,
               "labels": dict(label.split("=", 1) for label in labels_option(labels))}  # fmt: skip
     if not any(chosen.values()):

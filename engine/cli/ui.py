@@ -20,7 +20,7 @@ from .output import Answer, json_option, note, write
 @click.option("--no-open", is_flag=True, help="Only print the link.")
 @json_option
 @pass_app
-@examples("stoker ui", "stoker ui --no-open", "ssh -L 7466:127.0.0.1:7466 HOST stoker ui --no-open")
+@examples("stoker ui", "stoker ui --no-open", "stoker ui --port 7500")
 def ui(app: App, port: int | None, no_open: bool) -> Answer:
     """Open the live page in a browser: what runs, what waits and why, each job, and SQL.
 

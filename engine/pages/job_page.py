@@ -340,12 +340,16 @@ def _more(daemon: Services, ref: str, user: str, place: Place | None, lines: int
 
 async def stream(visit: Visit) -> Response:
     """What changes on a page, for as long as that is open."""
-    asked, pages = visit.asked("job"), visit.daemon.page.stream
-    if asked.isdecimal():
-        events = pages.open(("job", int(asked)), partial(render_standing, int(asked)))
+    job, listener = visit.number("job"), visit.daemon.page
+
+    def allowed() -> bool:  # a session may end while its page is open
+        return listener.sessions.identify(visit.cookie) == visit.who
+
+    if job is not None:
+        events = listener.stream.open(("job", int(job)), partial(render_standing, int(job)), allowed)
     else:
         wanted = now_page.Filter.of(visit)
-        events = pages.open(wanted, partial(now_page.render, wanted))
+        events = listener.stream.open(wanted, partial(now_page.render, wanted), allowed)
     return StreamingResponse(events, media_type="text/event-stream")
 
 

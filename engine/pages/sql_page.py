@@ -63,7 +63,12 @@ async def _answered(visit: Visit, text: str) -> Safe:
     rows, columns = answer["rows"], answer["columns"]
     links = [h("a", form, href=f"sql/export?{urllib.parse.urlencode({'q': text, 'format': form})}", class_="button") for form in FORMATS]
     cut = f"The first {SHOWN} rows" if answer["truncated"] else fmt.counted(len(rows), "row")
-    words = h("p", f"{cut} in ", lasted(answer["seconds"]), ". The address of this page is the question: share it, or export all rows:")
+    words = h(
+        "p",
+        f"{cut} in ",
+        lasted(answer["seconds"]),
+        f". The address of this page is the question: share it, or export up to {EXPORTED:,} rows:",
+    )
     said = join(words, h("p", links, class_="actions"))
     if not columns:
         return said

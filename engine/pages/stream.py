@@ -33,6 +33,7 @@ class _Open:
 
     key: Hashable
     render: Render
+    allowed: Callable[[], bool]
     news: asyncio.Event = field(default_factory=asyncio.Event)
     newest: Parts = field(default_factory=dict)
     sent: dict[str, str] = field(default_factory=dict)
@@ -56,12 +57,12 @@ class PageStream:
         self._looking: asyncio.Task[None] | None = None
         self._over = False
 
-    def open(self, key: Hashable, render: Render) -> AsyncIterator[bytes]:
-        """Events of a page; those of the same ``key`` are rendered once. LimitExceeded: too many are open."""
+    def open(self, key: Hashable, render: Render, allowed: Callable[[], bool]) -> AsyncIterator[bytes]:
+        """Events of a page, while it is ``allowed``; those of the same ``key`` are rendered once. LimitExceeded: too many are open."""
         if len(self._pages) >= MOST:
             raise LimitExceeded(f"{MOST} pages are open already: close one, and load this one again")
         self._loop = asyncio.get_running_loop()
-        return self._events(_Open(key, render))
+        return self._events(_Open(key, render, allowed))
 
     async def _events(self, one: _Open) -> AsyncIterator[bytes]:
         self._pages.add(one)
@@ -69,7 +70,7 @@ class PageStream:
             if self._looking is None or self._looking.done():
                 self._looking = asyncio.create_task(self._keep_looking())
             yield b"retry: 1000\n\n"
-            while not self._over:
+            while not self._over and one.allowed():
                 try:
                     async with asyncio.timeout(SILENCE):
                         await one.news.wait()
@@ -77,7 +78,7 @@ class PageStream:
                     yield b": still here\n\n"
                     continue
                 one.news.clear()
-                if changed := one.take():
+                if one.allowed() and (changed := one.take()):
                     yield b"data: " + msgspec.json.encode(changed) + b"\n\n"
         finally:
             self._pages.discard(one)

@@ -162,6 +162,8 @@ class Supervisor:
             self._limit()
             self._start()
         except (OSError, ValueError, subprocess.SubprocessError) as error:  # the last: before the child became the command
+            if self.limits is not None:
+                self.limits.close()
             words = f"cannot start {self.launch['argv'][0]!r} in {self.launch['cwd']}: {error}"
             self._write_exit("start-failed", words, host_at_fault=isinstance(error, OSError))
             return

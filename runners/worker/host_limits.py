@@ -137,6 +137,7 @@ def _group(name: str, memory: int | None, cpus: int | None, mounts: Path, own: P
             except OSError:
                 continue
         group = base / name
+        _sweep(base)
         try:
             group.mkdir()
             _limit(group, memory, cpus)
@@ -150,6 +151,14 @@ def _group(name: str, memory: int | None, cpus: int | None, mounts: Path, own: P
         with contextlib.suppress(OSError):
             group.rmdir()
     raise NotHere(why)
+
+
+def _sweep(base: Path) -> None:
+    """Remove groups whose supervisor was killed: a name ends with its process. The kernel keeps those in which something still runs."""
+    for left in base.glob("stoker-*-*"):
+        if not Path("/proc", left.name.rpartition("-")[2]).exists():
+            with contextlib.suppress(OSError):
+                left.rmdir()
 
 
 def _limit(group: Path, memory: int | None, cpus: int | None) -> None:

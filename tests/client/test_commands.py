@@ -10,6 +10,8 @@ from datetime import datetime
 
 import pytest
 from e2e import DaemonProcess, Jobs
+from stoker.engine.errors import UsageError
+from stoker.engine.protocol import VERSION
 
 pytestmark = pytest.mark.xdist_group("client-commands")
 
@@ -24,8 +26,9 @@ def jobs(live: DaemonProcess) -> Jobs:
 def test_a_failed_job_is_retried_as_a_new_job_with_the_same_spec(stoker: Stoker, jobs: Jobs) -> None:
     first = jobs.shell("flaky", "test -e ok && echo worked || exit 3", labels={"team": "nlp"}, priority=3)
     jobs.ended(first)
-    code, out, _ = stoker("retry", "flaky", "--json")
-    (row,) = json.loads(out)
+    code, out, _ = stoker("retry", "flaky", str(first), "--json")
+    row, same = json.loads(out)
+    assert same["id"] == row["id"] and same["existing"]
     assert code == 0 and row["of"] == first and row["id"] != first and row["name"] == "flaky"
     spec = jobs.show(row["id"])["spec"]
     assert (spec["command"], spec["labels"], spec["priority"]) == (["sh", "-c", "test -e ok && echo worked || exit 3"], {"team": "nlp"}, 3)
@@ -56,6 +59,10 @@ def test_a_retry_that_is_sent_twice_submits_once(jobs: Jobs) -> None:
     jobs.ended(first)
     one, two = (jobs.client.post(f"/v1/jobs/{first}/retry", {"key": "k"})["jobs"] for _ in range(2))
     assert one[0]["id"] == two[0]["id"] and two[0]["existing"]
+    second = jobs.shell("once", "exit 1")  # of the same name, and another job
+    jobs.ended(second)
+    (other,) = jobs.client.post(f"/v1/jobs/{second}/retry", {"key": "k"})["jobs"]
+    assert not other["existing"] and other["of"] == second
 
 
 def test_wait_gives_up_in_time(stoker: Stoker, jobs: Jobs) -> None:
@@ -93,6 +100,13 @@ def test_jobs_are_cancelled_by_what_they_are(stoker: Stoker, jobs: Jobs) -> None
     assert code == 0 and [row["id"] for row in json.loads(out)] == [held[1]]
     assert stoker("cancel", "--state", "submitted", "--name", "go-*")[0] == 0
     assert [jobs.state(job) for job in (*held, other)] == ["cancelled"] * 3 + ["submitted"]
+    for option in ("--name", "--state"):  # of a variable that is not set
+        code, _, err = stoker("cancel", "--user", "bea", option, "")
+        assert code == 2 and f"{option}: is empty" in err
+    for empty in ({"name": ""}, {"user": ""}, {"states": [""]}):
+        with pytest.raises(UsageError):
+            jobs.client.post("/v1/cancel", {"labels": {}, **empty})
+    assert jobs.state(other) == "submitted"
     assert stoker("cancel", "--user", "bea")[0] == 0 and jobs.state(other) == "cancelled"
     code, out, _ = stoker("cancel", "--user", "bea")
     assert (code, out) == (0, "no such jobs\n")
@@ -115,9 +129,28 @@ def test_lines_of_a_log_by_pattern_and_time(stoker: Stoker, jobs: Jobs) -> None:
 
 
 def test_what_is_kept_is_told_with_its_size_and_its_time(stoker: Stoker, jobs: Jobs) -> None:
+    jobs.ended(jobs.shell("leaves", "true"))
     code, out, err = stoker("clean", "--json")
     rows = {row["what"]: row for row in json.loads(out)}
     assert code == 0 and not err
     assert rows["database"]["bytes"] > 0 and rows["jobs"]["bytes"] > 0
     assert rows["events"]["rows"] > 0 and rows["events"]["seconds"] == 365 * 86_400
     assert re.search(r"^decisions +\d", stoker("clean")[1], re.MULTILINE)
+
+
+def test_what_another_host_keeps_at_the_same_path_is_told_too(stoker: Stoker, jobs: Jobs, live: DaemonProcess) -> None:
+    kept = jobs.shell("elsewhere", "true", hold=True)
+    home = str(live.home.path)
+    session = jobs.client.post("/v1/runner/hello", HELLO | {"home": home})["session"]
+    said = {"node": HELLO["node"], "session": session}
+    jobs.client.post("/v1/runner/report", said | {"files": [[kept, 5 << 20]]})
+    rows = {row["where"]: row for row in json.loads(stoker("clean", "--json")[1])}
+    assert (rows[f"another:{home}"]["what"], rows[f"another:{home}"]["bytes"]) == ("files of 1 job", 5 << 20)
+    jobs.client.post("/v1/runner/report", said | {"left": True})
+
+
+HELLO = {
+    "protocol": VERSION, "version": "t", "node": "apart", "host": "another", "boot_id": "b", "pid": 1, "pid_started": 1.0,
+    "address": "localhost", "pool": "apart", "leases": [],
+    "gpus": [{"id": "apart/cpu0", "index": 0, "kind": "cpu", "name": "cpu", "memory": 0, "health": "ok", "note": None}],
+}  # fmt: skip

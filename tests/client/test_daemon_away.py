@@ -6,12 +6,14 @@ import json
 import re
 import socket
 import threading
+import time
 from pathlib import Path
 
 import pytest
 from stoker import client
 from stoker.client import following
 from stoker.engine.home import Home
+from waiting import patient
 
 pytestmark = pytest.mark.xdist_group("client-away")
 
@@ -78,6 +80,22 @@ def test_who_waits_and_follows_does_so_over_a_restart(start_daemon, start_runner
         flag.touch()
         assert list(lines) == ["end"] and job.wait(60).state == "completed"
         starting.join()
+
+
+def test_a_timeout_holds_for_a_daemon_that_is_away_too(start_daemon, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "POLL", 0.05)
+    daemon = start_daemon()
+    with client.Client(home=home.path) as connected, connected.apart() as requests:
+        job = connected.submit(command="true", hold=True)
+        began = time.monotonic()
+        for wait in (job.wait, lambda timeout: list(following.until_ended(requests, [job.id], timeout))):
+            killing = threading.Timer(0.3, daemon.kill)
+            killing.start()
+            with pytest.raises(client.Unreachable):
+                wait(timeout=1.5)
+            killing.join()
+            daemon.start()
+        assert time.monotonic() - began < patient(30)
 
 
 def test_a_daemon_that_stays_away_is_one_exception(start_daemon, home: Home) -> None:

@@ -8,7 +8,7 @@ import linecache
 import subprocess
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +117,10 @@ def within(file: Any) -> Callable[[], Any]:
     return inner
 
 
+def one_by_one() -> Iterator[int]:
+    yield 1
+
+
 class Holder:
     def method(self) -> None:
         pass
@@ -131,6 +135,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (3, {}, "int is a int, not a function"),
     (functools.partial(whole, 1), {}, "a partial is not sent"),
     (awaited, {}, "awaited is async"),
+    (one_by_one, {}, "one_by_one is a generator, of which nothing runs"),
     (starred, {"args": (1,)}, "takes *args"),
     (whole, {}, "needs a"),
     (whole, {"args": (1, 2, 3)}, "too many positional arguments"),

@@ -70,6 +70,10 @@ def test_dates_durations_and_paths_are_as_a_file_would_have_them(at_home: Path) 
     assert abs(one.row["deadline"] - time.time() - 7200) < 60 and abs(two.row["deadline"] - soon.timestamp()) < 2
 
 
+CIRCLE: dict[str, Any] = {}
+CIRCLE["again"] = CIRCLE
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -84,6 +88,12 @@ def test_dates_durations_and_paths_are_as_a_file_would_have_them(at_home: Path) 
         ({"command": "python nowhere.py"}, "nowhere.py"),
         ({"command": "true", "workdir": "/nowhere"}, "workdir: '/nowhere' is not a directory"),
         ({"command": "true", "args": (1,)}, "args, kwargs: are for a function"),
+        ({"command": "true", "array": [0.1, 0.2]}, "array: must be a mapping of names to values, not a list"),
+        ({"command": "true", "params": CIRCLE}, "or one of them holds itself"),
+        ({"spec": "name: x"}, "spec: must be a mapping of names to values, not a str"),
+        ({"file": "a\0b"}, "cannot be read"),
+        ({"file": __file__, "idempotency_key": ""}, "idempotency_key: of several jobs it must be text of 1 to 80 characters"),
+        ({"command": "true", "args": "ab"}, "args: "),
         ({"command": "true", "idempotency_key": "k" * 201}, "idempotency_key: must be 1 to 200"),
     ],
 )  # fmt: skip
@@ -107,7 +117,7 @@ def test_the_same_key_submits_once_and_no_key_each_time() -> None:
 def test_a_dry_run_tells_and_submits_nothing() -> None:
     before = client.sql("SELECT count(*) AS n FROM jobs")["n"]
     rows = client.dry_run(command="true", name="maybe")
-    assert rows["name"] == ["maybe"] and rows["state"] == ["pending"]
+    assert rows["name"] == ["maybe"] and rows["state"] == ["pending"] and rows["est_start"][0].tzinfo is datetime.UTC
     assert client.sql("SELECT count(*) AS n FROM jobs")["n"] == before
 
 
@@ -131,6 +141,17 @@ def test_a_recurring_job_says_what_it_is() -> None:
     assert repr(job) == f"<schedule {job.schedule} nightly>" and job._repr_html_()
     with pytest.raises(client.UsageError, match="is a recurring job: its runs are"):
         job.wait(1)
+
+
+def test_a_file_with_a_recurring_job_that_is_refused_submits_none_of_it(at_home: Path) -> None:
+    mixed = 'jobs:\n- {name: now, command: "true", hold: true}\n- {name: each-night, command: "true", cron: "%s"}\n'
+    (at_home / "mixed.yaml").write_text(mixed % "0 3 * * *")
+    assert client.dry_run(file="mixed.yaml")["name"] == ["now", "each-night"]
+    assert client.submit(file="mixed.yaml").schedule and len(client.jobs(name="now")) == 1
+    (at_home / "mixed.yaml").write_text(mixed % "0 4 * * *")
+    with pytest.raises(client.Conflict, match="each-night is schedule"):
+        client.submit(file="mixed.yaml")
+    assert len(client.jobs(name="now")) == 1
 
 
 def test_metrics_are_of_the_last_attempt_to_train_a_step() -> None:
@@ -186,6 +207,12 @@ def test_no_daemon_and_a_stale_token_are_said_as_on_the_command_line(live: Daemo
         nobody.submit(command="true")
     with pytest.raises(client.UsageError, match="url: 'gpu1' is not http://HOST:PORT"):
         client.Client(url="gpu1")
+    with client.Client(url="http://127.0.0.1:1", token="stk_a\n") as read, pytest.raises(client.UsageError, match="such as a line break"):
+        read.top()
+    with pytest.raises(client.UsageError, match="labels: must be a mapping"):
+        client.jobs(labels=["team"])  # type: ignore[arg-type]
+    tcp = client.Client(url="http://127.0.0.1:1", token="stk_ü")  # a notebook shows a job whatever is wrong
+    assert "such as a line break" in repr(client.Job(tcp, [1], "x")) and client.Job(tcp, [1], "x")._repr_html_()
     with client.Client(home=live.home.path) as named:
         assert named.status()["home"] == str(live.home.path) and str(live.home.socket) in repr(named)
 

@@ -162,6 +162,12 @@ def test_times_of_lines_are_kept_over_a_rotation(tmp_path: Path, monkeypatch: py
     assert since(tmp_path / "old.log", 5.0) is None and read_timed(tmp_path / "old.log", None)[1] == [None]
 
 
+def test_times_that_a_job_has_written_itself_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "output.log").write_text("one\ntwo\n")
+    (tmp_path / "output.log.times").write_text("-5 1.0\n0 nan\n0 inf\n0 1e300\n0 -1\n0 7.0\nx\n4 8.0 9\n4 8.0\n")
+    assert read_times(tmp_path / "output.log") == ([0, 4], [7.0, 8.0])
+
+
 def test_the_older_a_log_the_more_rarely_its_times_are_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(lease_log.time, "monotonic", lambda: clock[0])

@@ -109,6 +109,17 @@ class Groups:
         monkeypatch.setattr(Path, "mkdir", mkdir)
 
 
+def test_groups_of_supervisors_that_were_killed_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = Groups(tmp_path, "memory", monkeypatch)
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    left, alive = (groups.base / f"stoker-3-{pid}" for pid in (gone.pid, os.getpid()))
+    for folder in (left, alive):
+        os.mkdir(folder)  # noqa: PTH102 - an empty one, as the kernel's are to rmdir
+    HostLimits("stoker-7", MIB, None, measure=lambda: 0, say=lambda _: None, mounts=groups.mounts, own=groups.own)
+    assert alive.is_dir() and not left.exists()
+
+
 def test_a_cgroup_beside_ours_is_made_where_one_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     groups, said = Groups(tmp_path, "cpu memory pids", monkeypatch), []
     limits = HostLimits("stoker-7", 64 * MIB, 2, measure=lambda: 0, say=said.append, mounts=groups.mounts, own=groups.own)

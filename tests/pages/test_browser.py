@@ -116,7 +116,7 @@ def test_it_says_that_the_daemon_was_killed_and_goes_on(daemon: DaemonProcess, c
     page = watched.page
     page.wait_for_selector("#queue table")
     daemon.kill()
-    page.get_by_text("The daemon does not answer since").wait_for()
+    page.get_by_text("The daemon has not answered since").wait_for()
     assert page.locator("#queue tbody tr").count() > 0  # what it last said stays
     daemon.start()
     daemon.client().post("/v1/jobs/117/priority", {"priority": 77})

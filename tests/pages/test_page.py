@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
+import html
 import html.parser
 import itertools
+import json
 import re
 import socket
 import time
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 from browsing import MARKUP, Looker, busy_daemon, ended, link, listening, looker
-from e2e import DaemonProcess, free_port, until
+from e2e import DaemonProcess, Jobs, RunnerProcess, free_port, until
 from stoker.engine.api.auth import Identity
 from stoker.engine.errors import Conflict
 from stoker.engine.home import Home
 from stoker.engine.pages import sessions
+from stoker.engine.pages.components import ASSETS
 from stoker.engine.pages.markup import Safe, h
 from stoker.engine.store.store import Store
 from waiting import patient
@@ -38,6 +42,7 @@ PAGES = (
     "/jobs/119/priority",
 )
 
+ROOT = Path(__file__).parents[2]
 QUERY_SECONDS = 5.0  #: that a statement may take
 
 
@@ -150,6 +155,32 @@ def test_markup_in_names_reasons_metrics_and_answers_is_text(daemon: DaemonProce
     assert "<script>" not in "".join(first.values()) and "&lt;script&gt;" in first["queue"]
 
 
+def test_markup_in_a_log_is_text(start_daemon: type[DaemonProcess], start_runner: Callable[[], RunnerProcess]) -> None:
+    daemon = start_daemon()
+    start_runner()
+    jobs = Jobs(daemon.client())
+    job = jobs.python("talks", f"print({MARKUP!r})")
+    jobs.ended(job)
+    visitor = looker(link(daemon))
+    whole, found = (visitor.ask(f"/jobs/{job}{query}").text for query in ("", "?find=ALERT"))
+    for text in (whole, found):
+        assert "<script>" not in text and "<b on" not in text and Seen(text).tags <= KNOWN
+    escaped = html.escape(MARKUP)
+    assert re.findall(r'<pre class="log" id="log-text"[^>]*>([^<]*)</pre>', whole) == [f"{escaped}\n"]
+    assert escaped.replace("alert", "<mark>alert</mark>") in found
+    piece = visitor.ask(f"/jobs/{job}/log")  # the script makes it the data of a text
+    assert piece.headers["content-type"] == "application/json" and json.loads(piece.text)["text"] == f"{MARKUP}\n"
+
+
+def test_uplot_is_what_the_documentation_says() -> None:
+    said = dict(re.findall(r"^([0-9a-f]{64})  (\S+)$", (ROOT / "docs/page.md").read_text(), re.MULTILINE))
+    assert said == {hashlib.sha256(file.read_bytes()).hexdigest(): file.name for file in ASSETS.glob("uPlot*") if file.suffix != ".LICENSE"}
+    assert (
+        f"(v{re.findall(r'uPlot.* ([0-9.]+) .MIT', (ROOT / 'docs/page.md').read_text())[0]})"
+        in (ASSETS / "uPlot.iife.min.js").read_text()[:200]
+    )
+
+
 WORDS = """
 html head meta title link script body a header nav div form input button main h1 h2 h3 p dl dt dd small span label select option datalist ul
 li b
@@ -241,11 +272,11 @@ def test_the_page_goes_on_after_a_kill_with_the_rights_it_had(home: Home, start_
     daemon.start()
     until(lambda: reader.ask("/").status == 200)
     rights()
-    with listening(reader) as (stream,):
-        assert next(stream)
-    daemon.client().post(f"/v1/tokens/{made['read']['id']}/revoke", {})
-    assert reader.ask("/").status == 401 and submitter.ask("/").status == 200
-    assert submitter.post("/leave", {"csrf": submitter.ask("/").csrf}).status == 303
+    with listening(reader) as (stream,), listening(submitter, "job=1") as (other,):  # who may look no longer is told nothing more
+        assert next(stream) and next(other)
+        daemon.client().post(f"/v1/tokens/{made['read']['id']}/revoke", {})
+        assert reader.ask("/").status == 401 and submitter.ask("/").status == 200 and ended(stream, patient(5))
+        assert submitter.post("/leave", {"csrf": submitter.ask("/").csrf}).status == 303 and ended(other, patient(5))
     kept = Looker(port, {f"stoker-{port}": "x"})
     assert submitter.ask("/").status == 401 == kept.ask("/").status
     with listening(looker(link(daemon))) as (stream,):  # and none keeps the daemon from ending
@@ -269,6 +300,8 @@ def test_a_stream_tells_what_changed_and_there_is_a_limit(daemon: DaemonProcess,
             assert [answer.status for answer in refused] == [422, 422]  # with the two above
             assert b"100 pages are open already" in refused[0].read()
     until(lambda: _status(admin) == 200)  # who has gone leaves room
+    for wrong in ("9" * 5000, "-1", "x"):
+        assert admin.ask(f"/stream?job={wrong}").status == 400
 
 
 def _status(one: Looker) -> int:

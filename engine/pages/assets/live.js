@@ -125,7 +125,7 @@
     source.onerror = () => {
       const clock = new Date().toLocaleTimeString();
       if (source.readyState === EventSource.CONNECTING) {
-        if (!news.textContent) say(`The daemon does not answer since ${clock}; this is what it last said. Trying again…`, true);
+        if (!news.textContent) say(`The daemon has not answered since ${clock}; this is what it last said. Trying again…`, true);
         return;
       }
       close();
@@ -154,7 +154,7 @@
         await new Promise((go) => document.addEventListener("visibilitychange", go, { once: true }));
         continue;
       }
-            try {
+      try {
         const answer = await fetch(`${log.dataset.log}?${new URLSearchParams(file ? { file, offset } : {})}`);
         if (!answer.ok) throw new Error(answer.statusText);
         const piece = await answer.json();
