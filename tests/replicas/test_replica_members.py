@@ -31,6 +31,7 @@ def ended_alike(there: World, *members: Member, steps: int = 40) -> None:
     assert sorted(uses.tolist()) == [float(passes)] * (64 - left) + [float(passes + 1)] * left
 
 
+@pytest.mark.nightly
 def test_members_come_and_go_and_end_with_the_same_bits(tmp_path: Path) -> None:
     with world(tmp_path, counting(least=2, pace=0.004)) as there:
         first, second = there.start(0, 1)
@@ -96,6 +97,7 @@ def test_one_that_trains_another_model_leaves_with_a_line_and_stops_nobody(tmp_p
         there.until_step(first, first.step + 2)
 
 
+@pytest.mark.nightly
 def test_a_member_that_stood_still_is_left_behind_and_copies_the_state(tmp_path: Path) -> None:
     """As one whose link was cut: it is silent, and comes back with an older state."""
     with world(tmp_path, counting(least=3, steps=30, pace=0.002, timeout=1.0)) as there:
