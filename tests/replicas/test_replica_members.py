@@ -100,11 +100,11 @@ def test_one_that_trains_another_model_leaves_with_a_line_and_stops_nobody(tmp_p
 @pytest.mark.nightly
 def test_a_member_that_stood_still_is_left_behind_and_copies_the_state(tmp_path: Path) -> None:
     """As one whose link was cut: it is silent, and comes back with an older state."""
-    with world(tmp_path, counting(least=3, steps=30, pace=0.002, timeout=1.0)) as there:
+    with world(tmp_path, counting(least=3, steps=200, pace=0.002, timeout=1.0)) as there:
         first, second, third = there.start(0, 1, 2)
         there.until_step(first, 3)
         os.kill(first.pid, signal.SIGSTOP)
         there.until_step(second, first.step + 5)
         os.kill(first.pid, signal.SIGCONT)
-        ended_alike(there, first, second, third, steps=30)
+        ended_alike(there, first, second, third, steps=200)
         assert "copied the weights of task" in first.log
