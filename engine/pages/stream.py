@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ SHARE = 1 / 30  #: of a core that looking may take
 MOST = 100  #: streams at a time
 SILENCE = 15.0  #: seconds after which a word is sent that means nothing: who has gone is noticed by it
 
+log = logging.getLogger(__name__)
 Parts: TypeAlias = Mapping[str, str]  #: of a page, by the names that they have there
 Render: TypeAlias = Callable[[Any], Parts]
 
@@ -97,10 +99,14 @@ class PageStream:
     async def _keep_looking(self) -> None:
         while self._pages and not self._over:
             began, took = time.monotonic(), 0.0
-            with contextlib.suppress(StokerError):  # the daemon is too busy at the moment
+            try:
                 look, took = await self.look()
                 took += await self._pools.run(Kind.LISTING, _tell, look, list(self._pages))
                 self._wake()
+            except StokerError as error:  # the daemon is too busy at the moment
+                log.info("pages are not told anything new now: %s", error)
+            except Exception:  # pages that are open would wait for ever
+                log.exception("pages are not told anything new now")
             await asyncio.sleep(max(EVERY, took / SHARE) - (time.monotonic() - began))
 
 
