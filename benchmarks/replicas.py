@@ -141,9 +141,7 @@ def run_torchft(home: Path, steps: int, members: int, storm: Storm) -> dict[str,
             if (event := storm.due(step)) is not None:
                 kind, index = event
                 if kind == "pause":
-                    os.kill(pids[index], signal.SIGSTOP)
-                    time.sleep(1.5 * TIMEOUT)
-                    os.kill(pids[index], signal.SIGCONT)
+                    _pause(pids[index])
                 else:
                     os.kill(pids[index], signal.SIGKILL)
             time.sleep(0.02)
@@ -189,9 +187,7 @@ def run_ddp(home: Path, steps: int, members: int, storm: Storm) -> dict[str, Any
             if (event := storm.due(step)) is not None:
                 kind, index = event
                 if kind == "pause":
-                    os.kill(pids[index], signal.SIGSTOP)
-                    time.sleep(1.5 * TIMEOUT)
-                    os.kill(pids[index], signal.SIGCONT)
+                    _pause(pids[index])
                 else:
                     for pid in (pids[index], *pids):  # the others stand in a sum with it, and are ended too
                         nursery().end(pid)
@@ -208,6 +204,12 @@ def run_ddp(home: Path, steps: int, members: int, storm: Storm) -> dict[str, Any
     return {
         "way": "ddp", "steps": state["step"], "events": len(storm.times), "wrong": wrong, "batches": BATCH, "steps done again": redone,
     } | _pace(sorted((moment, step) for step, moment in lines()), storm.times)  # fmt: skip
+
+
+def _pause(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(1.5 * TIMEOUT)
+    os.kill(pid, signal.SIGCONT)
 
 
 def _pace(reached: Sequence[tuple[float, int]], times: Sequence[float]) -> dict[str, Any]:

@@ -215,6 +215,20 @@ class Said:
         return self.err.strip()
 
 
+#: Code of a job that counts and saves until it is asked to stop, and says where it begins.
+SAVES = """
+import stoker, time
+path = stoker.checkpoint_dir() / "n"
+n = int(path.read_text()) if path.exists() else 0
+print("begins at", n, flush=True)
+while not stoker.should_stop():
+    n += 1
+    path.write_text(str(n))
+    stoker.report(step=n, checkpoint=n)
+    time.sleep(0.05)
+"""
+
+
 def command(home: Home, *arguments: str, **options: Any) -> Said:
     """One command of the command line, in a process of its own."""
     done = subprocess.run(

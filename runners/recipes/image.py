@@ -20,7 +20,7 @@ from ..prompts.labelled_files import Columns
 from ..train.batches import interruptible
 from ..train.task import Task
 from . import pictures
-from .text import warm_up_then_decay
+from .text import best_classes, warm_up_then_decay
 
 _EVAL_BATCH = 16
 _SIDE = 224  #: pixels, of a model that says nothing of it
@@ -142,9 +142,7 @@ def _requested(request: Any, side: int, mode: str) -> torch.Tensor:
 
 
 def _answers(model: nn.Module, images: list[torch.Tensor], classes: Sequence[str]) -> list[dict[str, Any]]:
-    best = model(torch.stack(images).to(next(model.parameters()).device)).softmax(1).max(1)
-    found = zip(best.values.tolist(), best.indices.tolist(), strict=True)
-    return [{"label": classes[number], "probability": probability} for probability, number in found]
+    return best_classes(model(torch.stack(images).to(next(model.parameters()).device)), classes)
 
 
 def _accuracy(model: nn.Module, judged: pictures.Pictures) -> dict[str, float]:

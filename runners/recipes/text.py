@@ -192,7 +192,12 @@ def _accuracy(model: nn.Module, held_out: list[Sample]) -> dict[str, float]:
 def _answers(model: nn.Module, samples: list[Sample], classes: Sequence[str]) -> list[dict[str, Any]]:
     device = next(model.parameters()).device
     tokens, mask, _ = collate(samples)
-    best = model(tokens.to(device), mask.to(device)).softmax(1).max(1)
+    return best_classes(model(tokens.to(device), mask.to(device)), classes)
+
+
+def best_classes(logits: torch.Tensor, classes: Sequence[str]) -> list[dict[str, Any]]:
+    """Answers of a classifier: of each row of ``logits``, (requests, classes), the likeliest class and its probability."""
+    best = logits.softmax(1).max(1)
     found = zip(best.values.tolist(), best.indices.tolist(), strict=True)
     return [{"label": classes[number], "probability": probability} for probability, number in found]
 

@@ -9,24 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from e2e import DaemonProcess, Jobs, Said, command, end_workers, free_port, until
+from e2e import SAVES, DaemonProcess, Jobs, Said, command, end_workers, free_port, until
 from slurm_here import Slurm
 from stoker.engine.client import Client
 from stoker.engine.home import Home
 
 pytestmark = pytest.mark.xdist_group("slurm")
 
-SAVES = """
-import stoker, time
-path = stoker.checkpoint_dir() / "n"
-n = int(path.read_text()) if path.exists() else 0
-print("begins at", n, flush=True)
-while not stoker.should_stop():
-    n += 1
-    path.write_text(str(n))
-    stoker.report(step=n, checkpoint=n)
-    time.sleep(0.05)
-"""
 QUICK = "from stoker.engine import services\nservices.PILOT_LOOKS = 0.5\n"  # each is an execution of squeue
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from afar import Clock, Daemon
-from e2e import Jobs, RunnerProcess, command, end_workers, until
+from e2e import SAVES, Jobs, RunnerProcess, command, end_workers, until
 from stoker.engine.fleet import registration
 from stoker.engine.home import Home
 from stoker.engine.jobs.leases import Stop, stop
@@ -17,18 +17,6 @@ from stoker.engine.protocol import Report
 from stoker.engine.scheduling.view import snapshot
 from stoker.engine.spec.model import JobSpec
 from stoker.policies import registry
-
-SAVES = """
-import stoker, time
-path = stoker.checkpoint_dir() / "n"
-n = int(path.read_text()) if path.exists() else 0
-print("begins at", n, flush=True)
-while not stoker.should_stop():
-    n += 1
-    path.write_text(str(n))
-    stoker.report(step=n, checkpoint=n)
-    time.sleep(0.05)
-"""
 
 
 def test_told_to_leave_it_saves_its_jobs_and_they_go_on_with_the_next_runner(start_daemon, home: Home) -> None:
