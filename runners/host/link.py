@@ -167,6 +167,7 @@ class Outbox:
         self.files: list[JobFiles] | None = None  #: the same of what jobs keep
         self.place: PlaceTold | None = None  #: the same of where checkpoints lie
         self.hands_back = False  #: to be told that the runner stops its jobs and leaves
+        self.taken_at = 0.0  #: monotonic time at which the daemon last took a report
 
     @property
     def waiting(self) -> bool:
@@ -204,7 +205,8 @@ class Outbox:
             return False
         self._backoff.reset()
         self.retry_at = 0.0
-        self._records_at = time.monotonic() + _GATHER
+        self.taken_at = time.monotonic()
+        self._records_at = self.taken_at + _GATHER
         self._acknowledge(report, offsets, ack, {run.lease: run for run in runs})
         return True
 
