@@ -39,6 +39,7 @@ from ...engine.home import Home
 from ...engine.protocol import ENV_PILOT, NODE, NODE_FORM, VERSION, Assignment, Assignments, ForkServer, Hello, JobFiles, Sample, Welcome
 from ...engine.streams import steady_stderr
 from ..backbones.hub_directory import ENV_DOWNLOAD
+from ..handover.handed_back import HandedBack, say_untold
 from ..handover.handover import Handover
 from ..kept_files import kept_files
 from ..network.addresses import LOOPBACK, address_towards, require_own, with_free_port
@@ -69,9 +70,7 @@ _BUSY = 0.2  #: seconds between looks at the files of live leases
 _STARTING = 0.02  #: while a supervisor is about to register
 _IDLE = 30.0  #: nothing runs: only messages and this clock wake us
 _SETTLE = 5.0  #: seconds that a GPU gets to give back the memory of a process that has ended
-_LAST_WORDS = 10.0  #: seconds before its time is up at which a runner begins to leave, besides the grace of its jobs
 _LAST_LOGS = 10.0  #: seconds that a runner which leaves takes at most to send the ends of logs
-_AWAY = 60.0  #: seconds without the daemon after which a runner that is handed back leaves untold, once its jobs have ended
 _CLEAN = 600.0  #: seconds between looks for old directories
 _FENCED = "fenced"
 
@@ -100,7 +99,7 @@ class Agent:
         self.desired: dict[int, Assignment] | None = None  #: by lease; None until this session's first answer
         self.shutdown: str | None = None
         self.leaving = self.handed_back = False
-        self._leaving_since: float | None = None  #: monotonic, when it began to hand its node back
+        self._back = HandedBack(options.until)
         self._telemetry = Telemetry(devices)
         self._pins = Pins(devices)
         self._cores = DividedCores(pinned=self._pins.of)
@@ -128,7 +127,7 @@ class Agent:
             self.warm.adopt()  # at once: they do not wait long
             welcome = greet(self._client(), self._hello, self._wait_to_greet)
             if welcome is None:
-                self._say_untold()
+                say_untold(self.runs.values(), self.options.node)
                 return
             self._heard.begin(self._greeted_at, welcome.fence_after)
             self.warm.limit = welcome.warm_memory * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -197,30 +196,14 @@ class Agent:
     def _wait_to_greet(self, seconds: float) -> bool:
         """Whether to go on. A node that is handed back meanwhile has its jobs stopped, which need no daemon."""
         self._wait(min(seconds, _BUSY) if self.handed_back else seconds)
-        if self._is_due():
-            self.handed_back = True
+        self.handed_back = self.handed_back or self._back.is_due(self._running())
         if self.handed_back:
             self._stop_all()
-        return not (self.leaving or (self.handed_back and not self.runs) or self._waits_in_vain())
-
-    def _is_due(self) -> bool:
-        """Whether its time is up, but for what its jobs need to stop."""
-        return self.options.until is not None and identity.boot_clock() >= self.options.until - self._time_to_stop()
+        return not (self.leaving or (self.handed_back and not self.runs) or self._back.waits_in_vain(self.runs.values()))
 
     def _stop_all(self) -> None:
-        if self._leaving_since is None:
-            self._leaving_since = time.monotonic()
-            log.info("the node is handed back: its jobs are stopped", extra={"action": "hand-back"})
+        self._back.begin()
         self.reconcile()
-
-    def _waits_in_vain(self, taken: float = 0.0) -> bool:
-        """Whether all has ended on a node that is handed back, and no daemon has taken anything of it for too long.
-
-        ``taken``: when one last did (monotonic). The next runner of this node tells how its jobs ended.
-        """
-        if self._leaving_since is None or any(run.phase is not Phase.ENDED for run in self.runs.values()):
-            return False
-        return time.monotonic() - max(self._leaving_since, taken) > _AWAY
 
     def _serve(self, welcome: Welcome, outbox: Outbox, poller: Poller, logs: LogSender) -> None:
         announced = False
@@ -242,7 +225,7 @@ class Agent:
             ends = self.handed_back or (self.shutdown == "stop" and not self.desired)
             if ends and told and not self.runs and self._all_sent(outbox, logs):
                 return
-            if self._waits_in_vain(max(outbox.taken_at, self._handover.taken_at if self._handover else 0.0)):
+            if self._back.waits_in_vain(self.runs.values(), max(outbox.taken_at, self._handover.taken_at if self._handover else 0.0)):
                 return
             self._sleep(outbox)
 
@@ -267,18 +250,10 @@ class Agent:
             outbox.flush(self.runs.values(), left=not self.runs)
         except StokerError as error:
             log.warning("not told to the daemon: %s", error)
-        self._say_untold()
+        say_untold(self.runs.values(), self.options.node)
         if live:
             words = f"{len(live)} job{'s' * (len(live) > 1)} go on without it, and the next runner of node {self.options.node} adopts them"
             log.info("runner leaves; %s", words, extra={"action": "leave"})
-
-    def _say_untold(self) -> None:
-        if ended := sum(run.phase is Phase.ENDED for run in self.runs.values()):
-            jobs = f"{ended} job{'s' * (ended > 1)}"
-            log.warning(
-                "leaves, though no daemon has taken how %s ended: the next runner of node %s and home %s tells it",
-                jobs, self.options.node, self.options.home, extra={"action": "untold"},
-            )  # fmt: skip
 
     def _hello(self) -> Hello:
         me = processes.myself()
@@ -464,7 +439,7 @@ class Agent:
     def _watch(self, welcome: Welcome, outbox: Outbox) -> None:
         """Everything that goes by the clock."""
         now = time.monotonic()
-        if not self.handed_back and self._is_due():
+        if not self.handed_back and self._back.is_due(self._running()):
             self.handed_back = True
             self.wake()
         for run in self.runs.values():
@@ -498,10 +473,6 @@ class Agent:
         run.settled = bool(survivors) or now >= run.settle_by or all(self.health.look(gpu).health == "ok" for gpu in gpus)
         if run.settled:
             self._note(gpus, outbox)
-
-    def _time_to_stop(self) -> float:
-        """Seconds that its jobs may take to stop, and a little for the daemon to hear of it."""
-        return max((run.assignment.grace for run in self._running()), default=0.0) + _LAST_WORDS
 
     def _occupied(self) -> set[str]:
         """GPUs on which a worker is, so that their memory says nothing about leftovers."""
@@ -565,9 +536,7 @@ class Agent:
             return _STARTING
         if self.handed_back or phases - {Phase.ENDED} or not all(run.settled for run in self.runs.values()):
             return _BUSY
-        until = now + _IDLE
-        if self.options.until is not None:
-            until = min(until, now + max(self.options.until - _LAST_WORDS - identity.boot_clock(), 0.0))
+        until = now + min(_IDLE, self._back.due_in())
         if any(gpu.kind == "cuda" for gpu in self.devices.gpus.values()):
             until = min(until, self._sample_at, self._check_at)
         if outbox.waiting:

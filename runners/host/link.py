@@ -12,7 +12,7 @@ from contextlib import suppress
 import msgspec
 
 from ...engine.client import Client
-from ...engine.errors import Conflict, LimitExceeded, NotFound, Stale, StokerError, Unauthorized, UsageError
+from ...engine.errors import Conflict, LimitExceeded, NotFound, Stale, StokerError, Unauthorized, Untrusted, UsageError
 from ...engine.identity import ahead_of_boot, boot_clock, boot_id, steady_time
 from ...engine.protocol import (
     HELLO,
@@ -42,7 +42,8 @@ log = logging.getLogger("stoker.runner")
 
 #: what no repetition mends: the session is somebody else's, the daemon does not know us, or does not let us
 FATAL = (Stale, NotFound, Unauthorized)
-REFUSED = (*FATAL, UsageError, Conflict, LimitExceeded)  #: at the hello also: another protocol, a name or GPUs that it may not have
+#: at the hello also: another protocol, a name or GPUs that it may not have, somebody who may not be the daemon
+REFUSED = (*FATAL, UsageError, Conflict, LimitExceeded, Untrusted)
 
 _TIMEOUT = 10.0  #: seconds for an answer that the daemon does not hold back
 _RECORDS = 20_000  #: in one report

@@ -71,8 +71,8 @@ def test_handed_back_while_its_daemon_is_away_it_leaves_and_the_next_one_tells_h
     jobs = Jobs(client)
     job = jobs.python("saves", SAVES, grace=5.0)
     pilot = RunnerProcess(there, "pilot", 1, "--hand-back", env={"STOKER_URL": f"http://127.0.0.1:{port}", "STOKER_TOKEN": token})
-    soon = "import sys; from stoker.runners.host import agent; agent._AWAY = 0.5; sys.exit(agent.main())"
-    pilot.command[1:3] = ["-c", soon]
+    soon = "import sys\nfrom stoker.runners.handover import handed_back\nfrom stoker.runners.host import agent\nhanded_back.AWAY = 0.5"
+    pilot.command[1:3] = ["-c", f"{soon}\nsys.exit(agent.main())"]
     try:
         pilot.start(client)
         until(lambda: (found := client.get(f"/v1/jobs/{job}")["progress"]) and found["checkpoint_step"] > 3)
@@ -82,7 +82,7 @@ def test_handed_back_while_its_daemon_is_away_it_leaves_and_the_next_one_tells_h
             pilot.launch()
             until(lambda: "is adopted" in pilot.said() and "waiting for it" in pilot.said())
         assert pilot.stop() == 0
-        assert "leaves, though no daemon has taken how 1 job ended" in pilot.said()
+        assert "no daemon has taken how 1 job ended" in pilot.said()
         (run,) = RunDir.find(there.path)
         assert run.read("exit.json")["outcome"] == "stopped"
         daemon.start()
