@@ -42,6 +42,9 @@ from ..backbones.hub_directory import ENV_DOWNLOAD
 from ..handover.handed_back import HandedBack, say_untold
 from ..handover.handover import Handover
 from ..kept_files import kept_files
+from ..lease import processes
+from ..lease.endings import SMALLER
+from ..lease.rundir import RunDir
 from ..network.addresses import LOOPBACK, address_towards, require_own, with_free_port
 from ..network.heard import Heard
 from ..network.probe import own_place, shared_place
@@ -49,20 +52,17 @@ from ..old_files import KEEP_LOGS, KEEP_REPORTS, clean, keep_snapshots
 from ..runner_lock import held_lock
 from ..share.input_groups import InputGroups
 from ..share.slot_turns import SlotTurns, Taking
-from ..worker.server_names import place_of
-from . import processes
+from ..warm.server_names import place_of
+from ..warm.warm_starts import WarmStarts
 from .divided_cores import DividedCores, Pins
-from .endings import SMALLER
 from .gpus import Devices, find
 from .health import Health
-from .launch import CannotStart, field_of_memory, prepare
+from .launch import CannotStart, field_of_memory, handed_on, prepare
 from .link import Outbox, Poller, greet
 from .report_tail import Acked
-from .rundir import RunDir
 from .runs import Phase, Run, survivors_of
 from .sent_logs import LogSender, is_owed
 from .telemetry import Telemetry, Worker
-from .warm_starts import WarmStarts
 
 log = logging.getLogger("stoker.runner")
 
@@ -105,7 +105,7 @@ class Agent:
         self._cores = DividedCores(pinned=self._pins.of)
         self._turns = SlotTurns(devices, options.home)
         self._inputs = InputGroups(options.home)
-        self.warm = WarmStarts(enabled=False, place=place_of(options.home, options.node))
+        self.warm = WarmStarts(False, handed_on(os.environ), place_of(options.home, options.node))
         self._servers_told: list[ForkServer] = []
         self._files_told: list[JobFiles] | None = None
         self._sample_at = self._clean_at = self._check_at = 0.0
@@ -198,12 +198,9 @@ class Agent:
         self._wait(min(seconds, _BUSY) if self.handed_back else seconds)
         self.handed_back = self.handed_back or self._back.is_due(self._running())
         if self.handed_back:
-            self._stop_all()
+            self._back.begin()
+            self.reconcile()
         return not (self.leaving or (self.handed_back and not self.runs) or self._back.waits_in_vain(self.runs.values()))
-
-    def _stop_all(self) -> None:
-        self._back.begin()
-        self.reconcile()
 
     def _serve(self, welcome: Welcome, outbox: Outbox, poller: Poller, logs: LogSender) -> None:
         announced = False
@@ -212,13 +209,11 @@ class Agent:
             if answer is not None:
                 self._want(answer)
                 outbox.hurry()
-            if self.handed_back:
-                self._stop_all()
-            else:
-                self.reconcile()
             if self.handed_back and not announced:
                 announced = outbox.hands_back = True
+                self._back.begin()
                 outbox.hurry()
+            self.reconcile()
             self._watch(welcome, outbox)
             told = outbox.flush(self.runs.values())
             self._forget_closed()

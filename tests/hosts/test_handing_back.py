@@ -17,7 +17,7 @@ from stoker.engine.protocol import Report
 from stoker.engine.scheduling.view import snapshot
 from stoker.engine.spec.model import JobSpec
 from stoker.policies import registry
-from stoker.runners.host.rundir import RunDir
+from stoker.runners.lease.rundir import RunDir
 
 
 def test_told_to_leave_it_saves_its_jobs_and_they_go_on_with_the_next_runner(start_daemon, home: Home) -> None:
