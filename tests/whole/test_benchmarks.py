@@ -29,6 +29,7 @@ TINY = {
     "assignment": ["--runners", "2", "--rounds", "1"],
     "policy_tick": ["--policy", "fifo", "--pending", "10", "--ticks", "2"],
     "page": ["--queued", "5", "--pages", "0", "2", "--seconds", "1", "--rounds", "1"],
+    "many_runners": ["--runners", "2", "--queued", "10", "--seconds", "1", "--lasts", "1"],
     "idle": ["--runners", "2", "--seconds", "0.5", "--history", "50"],
     "hostile": ["--clients", "4", "--jobs", "40", "--seconds", "2", "--half-open", "20", "--held", "17"],
     "first_step": ["--rounds", "1"],
@@ -101,7 +102,7 @@ def run(name: str, *arguments: str) -> str:
 #: Those that take longest even so, most of it for real trainings or whole simulations. What they measure has tests of its own by day.
 NIGHTLY = (
     "adhoc_sql", "assignment", "autosched", "fidelity", "first_step", "hostile", "idle", "intune", "intune_simulated", "iterations",
-    "lookups", "overhead", "packing", "page", "perfect", "prompts", "replicas", "reuse_augment", "shared_input", "store_writes",
+    "lookups", "many_runners", "overhead", "packing", "page", "perfect", "prompts", "replicas", "reuse_augment", "shared_input", "store_writes",
     "submissions", "swap", "switching", "unisched", "warm", "ymir_live",
 )  # fmt: skip
 
