@@ -103,6 +103,12 @@ SELECT id, submitted_at, state = 'pending' AS pending, state = 'suspending' AS s
 FROM jobs
 WHERE pool = $1 AND finished_at IS NULL
 
+-- name: input_groups
+-- Jobs of a pool that have not ended and share their input, and with whom: those of one user that name the same. $1: pool.
+SELECT id, hash(owner, spec ->> '$.share.input') AS input
+FROM jobs
+WHERE pool = $1 AND finished_at IS NULL AND contains(spec::VARCHAR, '"input"') AND spec ->> '$.share.input' IS NOT NULL
+
 -- name: kept_backbones
 -- Runners and the backbones that fork servers of theirs are to have: by a policy, or by hand.
 SELECT node_id, warm AS backbone FROM gpus WHERE warm IS NOT NULL

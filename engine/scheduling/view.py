@@ -6,6 +6,8 @@ here. A policy ticks on every event, and of its time planning SQL is the most.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -83,17 +85,19 @@ class _Read:
     saved: dict[int, Saved]  #: checkpoints, by row of the job that has one or is to begin with one
     unsaving: dict[int, float]  #: when rows would end that lose everything when they are stopped, where a node leaves before
     steps: dict[int, int]  #: at which these were saved, by job, where they may lie out of reach
+    groups: dict[int, int]  #: of rows that share their input, where there is more than one node
 
 
 def _within_places(found: Snapshot, seen: _Read) -> Snapshot:
     """With the nodes on which each job may start; without jobs that wait for a place that is not there."""
-    if not seen.saved and not any(seen.jobs["excluded"]) and not seen.unsaving:
+    beside = _beside(found.view, seen.groups)
+    if not seen.saved and not any(seen.jobs["excluded"]) and not seen.unsaving and not beside:
         return found
     places = places_of(zip(*(seen.nodes[name] for name in ("id", "state", "places", "fetch_at_most", "leaves")), strict=True))
     view = found.view
     free = np.ones(len(view.gpus), dtype=bool)
     free[view.jobs.alloc_gpus] = False
-    where = closed(seen.jobs, view.jobs.gpu_memory, seen.saved, view.gpus, view.nodes, places, free, seen.unsaving)
+    where = closed(seen.jobs, view.jobs.gpu_memory, seen.saved, view.gpus, view.nodes, places, free, seen.unsaving, beside)
     if where.need is None:
         return found
     ids, excluded = view.jobs.id, seen.jobs["excluded"]
@@ -106,6 +110,14 @@ def _within_places(found: Snapshot, seen: _Read) -> Snapshot:
     view = replace(view, jobs=replace(view.jobs, need=where.need), needs=tuple(where.needs))
     found = replace(found, view=view, ineligible=[*found.ineligible, *waits])
     return _without(found, list(where.nowhere)) if waits else found
+
+
+def _beside(view: View, groups: Mapping[int, int]) -> dict[int, Bools]:
+    """The nodes of those that share their input with a row that waits: there it finds the batches that they make."""
+    jobs, nodes = view.jobs, defaultdict[int, Bools](lambda: np.zeros(len(view.nodes.id), dtype=bool))
+    for row, group in groups.items():
+        nodes[group][view.gpus.node[jobs.alloc_gpus[jobs.alloc_start[row] : jobs.alloc_start[row + 1]]]] = True
+    return {row: nodes[group] for row, group in groups.items() if not jobs.held[row] and nodes[group].any()}
 
 
 def _without(found: Snapshot, rows: list[int]) -> Snapshot:
@@ -158,8 +170,14 @@ def _read(con: duckdb.DuckDBPyConnection, pool: str, now: float) -> _Read:
         gains=fetch(con, "policy/gains_of_signatures") if bank else {},
         ineligible=[] if schedulable.all() else con.execute(parsed(con, "policy/ineligible"), [pool, now]).fetchall(),
         unsaving=_unsaving(con, jobs, work, floats(nodes["leaves"])[nodes["state"] == "up"], now),
+        groups=_groups(con, pool, jobs) if len(set(gpus["node_id"])) > 1 else {},
         **_saved(con, jobs),
     )
+
+
+def _groups(con: duckdb.DuckDBPyConnection, pool: str, jobs: Columns) -> dict[int, int]:
+    found = dict(con.execute(sql("policy/input_groups"), [pool]).fetchall())
+    return {row: found[job] for row, job in enumerate(jobs["id"].tolist()) if job in found} if found else {}
 
 
 def _unsaving(con: duckdb.DuckDBPyConnection, jobs: Columns, work: Work, leaves: Floats, now: float) -> dict[int, float]:
