@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,7 +62,7 @@ def snapshot(con: duckdb.DuckDBPyConnection, pool: str, now: float, overheads: O
     transfers, ended = transfers_of(seen.bank, seen.gains, known)
     view = View(now, pool, table, gpus, nodes, profiles, slowdowns=slowdowns, transfers=transfers, ended=ended)
     found = Snapshot(view, lease_id, leases.seconds("expires_at", np.inf), leases.floats("profile", 0.0) > 0, seen.ineligible)
-    return _within_places(found, seen)
+    return _checkpoint_first(_within_places(found, seen), seen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,7 @@ class _Read:
     unsaving: dict[int, float]  #: when rows would end that lose everything when they are stopped, where a node leaves before
     steps: dict[int, int]  #: at which these were saved, by job, where they may lie out of reach
     groups: dict[int, int]  #: of rows that share their input, where there is more than one node
+    replicas: list[tuple[int, int, str, int, bool]]  #: of groups none of which trains: array, job, name, step of its checkpoint, has GPUs
 
 
 def _within_places(found: Snapshot, seen: _Read) -> Snapshot:
@@ -118,6 +120,28 @@ def _beside(view: View, groups: Mapping[int, int]) -> dict[int, Bools]:
     for row, group in groups.items():
         nodes[group][view.gpus.node[jobs.alloc_gpus[jobs.alloc_start[row] : jobs.alloc_start[row + 1]]]] = True
     return {row: nodes[group] for row, group in groups.items() if not jobs.held[row] and nodes[group].any()}
+
+
+def _checkpoint_first(found: Snapshot, seen: _Read) -> Snapshot:
+    """Of a group of replicas that is to go on from a checkpoint the tasks that have the newest one: any other would wait with its GPU."""
+    if not seen.replicas:
+        return found
+    array_of = dict(zip(seen.jobs["id"].tolist(), seen.jobs["array_id"].tolist(), strict=True))
+    waiting = {int(job): row for row, job in enumerate(found.view.jobs.id) if not found.lease_id[row]}
+    waits = dict[int, tuple[int, str, str]]()
+    for array, group in groupby(seen.replicas, key=lambda task: task[0]):
+        tasks = list(group)
+        if any(holds for *_, holds in tasks):  # it has begun, and the others copy its state
+            continue
+        startable = [task for task in tasks if task[1] in waiting]
+        _, _, name, newest, _ = max(startable or tasks, key=lambda task: task[3])
+        reason = f"{name} goes first, which has its group's checkpoint at step {newest}"
+        reason += "" if startable else f", and cannot start now; 'stoker move {name} --restart' gives the checkpoint up"
+        first = {job for _, job, _, step, _ in startable if step == newest}
+        waits |= {row: (job, "group", reason) for job, row in waiting.items() if array_of[job] == array and job not in first}
+    if not waits:
+        return found
+    return _without(replace(found, ineligible=[*found.ineligible, *waits.values()]), list(waits))
 
 
 def _without(found: Snapshot, rows: list[int]) -> Snapshot:
@@ -169,6 +193,7 @@ def _read(con: duckdb.DuckDBPyConnection, pool: str, now: float) -> _Read:
         bank=bank,
         gains=fetch(con, "policy/gains_of_signatures") if bank else {},
         ineligible=[] if schedulable.all() else con.execute(parsed(con, "policy/ineligible"), [pool, now]).fetchall(),
+        replicas=_saved_replicas(con, jobs, everything),
         unsaving=_unsaving(con, jobs, work, floats(nodes["leaves"])[nodes["state"] == "up"], now),
         groups=_groups(con, pool, jobs) if len(set(gpus["node_id"])) > 1 else {},
         **_saved(con, jobs),
@@ -210,6 +235,14 @@ def _saved(con: duckdb.DuckDBPyConnection, jobs: Columns) -> dict[str, Any]:
     owners = [int(jobs["id"][row]) for row in saved if not jobs["lease_id"][row]]
     steps = dict(con.execute(sql("policy/saved_steps"), [owners]).fetchall()) if owners else {}
     return {"saved": saved, "steps": steps}
+
+
+def _saved_replicas(con: duckdb.DuckDBPyConnection, jobs: Columns, everything: Columns) -> list[tuple[int, int, str, int, bool]]:
+    """Checkpoints of groups of replicas none of which trains, while some of their tasks wait."""
+    waiting = np.unique(ints(jobs["array_id"])[ints(jobs["lease_id"]) == 0])
+    rows = np.flatnonzero(np.isin(ints(everything["array_id"]), waiting[waiting > 0]))
+    arrays = {int(everything["array_id"][row]) for row in rows if everything["place"][row] is not None}
+    return con.execute(sql("policy/saved_replicas"), [sorted(arrays)]).fetchall() if arrays else []
 
 
 def _schedulable(jobs: Columns, now: float) -> Bools:
