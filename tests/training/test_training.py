@@ -249,6 +249,7 @@ def test_a_run_reports_each_step_its_evaluations_and_its_checkpoints(uninterrupt
     ("pause", "left_at"),
     [("build", None), ("loader:1", None), ("step:1", 1), ("loader:7", 6), ("step:6", 6), ("evaluation", 5)],
 )
+@pytest.mark.sampled(2)
 def test_sigterm_is_obeyed_in_every_phase_and_changes_nothing(job, uninterrupted, pause, left_at):
     one = job().start(PAUSE=pause).when(f"in-{pause.partition(':')[0]}-0").signal()
     assert one.end() == PREEMPTED_EXIT
@@ -294,6 +295,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(job, uninterrupted):
 
 
 @pytest.mark.parametrize("pause", ["build", "loader:7", "step:6", "evaluation"])
+@pytest.mark.sampled(2)
 def test_two_ranks_leave_together_and_end_the_same(job, uninterrupted, pause):
     """Only rank 0 lingers in the phase (rank 1 waits for it), as a slow disk or an evaluation makes it."""
     one = job().start(ranks=2, PAUSE=pause).when(f"in-{pause.partition(':')[0]}-0").signal()
