@@ -88,8 +88,9 @@ def test_mg1_waits_as_pollaczek_and_khinchine_say(services: Floats, second_momen
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_nothing_drifts_in_a_long_run() -> None:
-    arrivals, services = poisson(20_000, 3.6, 9), exponential(20_000, 9)
+@pytest.mark.parametrize("jobs", [4_000, pytest.param(20_000, marks=pytest.mark.nightly)])
+def test_nothing_drifts_in_a_long_run(jobs: int) -> None:
+    arrivals, services = poisson(jobs, 3.6, 9), exponential(jobs, 9)
     assert np.array_equal(waits(arrivals, services, 4), first_free(arrivals, services, 4))
 
 
