@@ -598,10 +598,16 @@ PLANS = {
 
 
 @pytest.mark.slow
-def test_policies_that_misbehave_change_nothing_and_are_on_record(live: Live, gang: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    "names",
+    [("Raises", "SaysNothing", "TwiceForTwo", "NoDefaults"), pytest.param(tuple(PLANS), marks=pytest.mark.nightly)],
+    ids=["one of a kind", "all"],
+)
+def test_policies_that_misbehave_change_nothing_and_are_on_record(live: Live, gang: tuple[int, int], names: tuple[str, ...]) -> None:
     holder, waiting = gang
     before = live.jobs.sql("SELECT id, job_id, state FROM leases WHERE ended_at IS NULL")
-    for name, (outcome, words) in PLANS.items():
+    for name in names:
+        outcome, words = PLANS[name]
         said = len(live.daemon.said())
         if not outcome:  # it cannot even be made: refused when it is set
             with pytest.raises(UsageError, match=words):

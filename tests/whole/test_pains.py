@@ -485,6 +485,7 @@ def test_pain_11_gpus_are_named_by_uuid_everywhere(fleet: Fleet, jobs: Jobs) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # whatever is killed, in rounds under load: test_crash.py
 def test_pain_12_after_everything_was_killed_all_slots_are_free_again(
     home: Home, start_daemon: Callable[..., DaemonProcess], start_runner: Callable[..., RunnerProcess]
 ) -> None:
