@@ -306,6 +306,7 @@ def test_a_trial_may_cost_what_the_default_costs_whatever_is_in_force(monkeypatc
 
 
 @pytest.mark.parametrize("objective", ["p99", "rho", "cost"])
+@pytest.mark.sampled(3)
 def test_other_objectives_are_made_small(objective: str) -> None:
     situation = at(crowded())
     found = find(SearchRequest.of(situation, {}, objective, trials=8, aggregate=False)).found

@@ -109,6 +109,7 @@ def test_an_idle_pool_is_told_what_to_do_instead(
         (("-p", "tiresias", "--at", "100d"), "no job is there or expected, so all configurations are alike"),
     ],
 )
+@pytest.mark.sampled(3)
 def test_bad_traces_and_wishes_are_one_line(home: Home, tmp_path: Path, more: tuple[str, ...], words: str) -> None:
     (tmp_path / "ten.csv").write_text(TEN)
     said = command(home, "tune", "--trace", str(tmp_path / "ten.csv"), "-n", "1x2", "--trials", "3", *more)

@@ -66,6 +66,7 @@ def hosts(daemon: Daemon) -> Daemon:
 @pytest.mark.parametrize(
     "policy", ["fifo", "priority", "srtf", "las", "edf", "gandiva", "optimus", "unisched", "lucid", "tiresias", "genie"]
 )
+@pytest.mark.sampled(2)
 def test_a_job_with_a_checkpoint_starts_where_that_can_be_read(hosts: Daemon, policy: str) -> None:
     first, second = saved(hosts, "h2"), hosts.submit(JOB)
     assert starts(look(hosts).view, policy) == {first: ["h2/cpu0"], second: ["h1/cpu0"]}

@@ -119,6 +119,7 @@ BY_DAY = ("digits-cnn",)  # one with an entrypoint is forked, and ends in each w
     [*(pytest.param(name, 2, id=name) for name in BY_DAY),
      *(pytest.param(name, 100, id=f"{name}, job 100", marks=pytest.mark.nightly) for name in ALL)],
 )  # fmt: skip
+@pytest.mark.nightly  # so do those of all recipes on a directory: test_warm_directories.py
 def test_a_forked_job_equals_a_fresh_process_to_the_bit(host: Warm, name: str, jobs: int, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(USER)
     (tmp_path / "rows.csv").write_text(
