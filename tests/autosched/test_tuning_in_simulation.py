@@ -417,6 +417,7 @@ def test_which_best_is_applied() -> None:
     assert refusal(before, after, 1.2, 1.1, [after]) == "what gains 1.200 × was taken back in the last 24 periods"
 
 
+@pytest.mark.nightly  # when a search is due: above
 def test_bursts_put_off_no_search_of_a_period(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every check sees a burst: the hourly searches are made all the same, an hour apart."""
     monkeypatch.setattr(tuning_controller, "is_burst", lambda *_: True)

@@ -149,6 +149,7 @@ def test_a_pool_that_tunes_itself_obeys_a_person(home: Home, pool: Jobs) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # in a store: test_measured_tunings.py; live without the kill: above
 def test_what_was_learnt_and_a_wrong_prediction_outlive_a_kill(
     home: Home, start_daemon: Callable[..., DaemonProcess], start_runner: Callable[..., RunnerProcess]
 ) -> None:

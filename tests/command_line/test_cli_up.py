@@ -162,6 +162,7 @@ def test_down_ends_up(home: Home, up: Callable[..., Up]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # one whose daemon runs: test_down_ends_up; one that cannot start: test_what_cannot_start_is_not_tried_again
 def test_down_ends_an_up_whose_daemon_cannot_be_started_again(home: Home, up: Callable[..., Up]) -> None:
     running = up("--no-runner")
     daemon = running.until(running.daemon)

@@ -318,6 +318,7 @@ def test_another_database_is_not_taken_for_ours(killed: Killed, template: Path, 
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # the daemon refuses: above; what up makes of that: test_cli_up.py
 def test_up_refuses_with_code_8_and_goes_on_when_the_loss_is_accepted(home: Home, start_daemon: Callable[..., DaemonProcess]) -> None:
     daemon = start_daemon()
     with closing(daemon.client()) as client:

@@ -182,6 +182,7 @@ def test_whatever_is_killed_nothing_is_left(host: Warm) -> None:
 @pytest.mark.parametrize(
     "pauses", [(0.0, 0.03), pytest.param((0.0, 0.01, 0.02, 0.04, 0.06), marks=pytest.mark.nightly)], ids=["two", "five"]
 )
+@pytest.mark.nightly  # one that is killed: above; one that hangs: test_warm_chaos.py
 def test_a_server_that_is_killed_while_it_forks_or_hangs_loses_no_job_and_starts_none_twice(host: Warm, pauses: tuple[float, ...]) -> None:
     host.warmed(1)
     for lease, pause in enumerate(pauses, 2):

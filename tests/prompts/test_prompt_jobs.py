@@ -45,7 +45,6 @@ def bank_values(jobs, job):
 
 
 @pytest.mark.slow
-@pytest.mark.nightly  # in this process: test_initial_prompt.py, test_prompt_tuning.py; with the bank, live: test_prompt_live.py
 def test_a_tuning_says_whether_the_bank_was_used_and_leaves_an_adapter(jobs, home):
     write_bank(home)
     unreached = {"metric": "accuracy", "target": 1.5, "iterations": 4}

@@ -227,6 +227,7 @@ def test_neither_notices_that_the_runner_or_the_daemon_dies(pair: Pair) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # leaving by a preemption: above; a runner that is drained: tests/hosts
 def test_both_leave_a_runner_that_is_drained_and_share_it_again(pair: Pair) -> None:
     before = [pair.goes_on(name) for name in ("left", "right")]
     pair.jobs.client.post("/v1/runners/here/drain", {"now": True})
