@@ -51,7 +51,6 @@ from ..old_files import KEEP_LOGS, KEEP_REPORTS, clean, keep_snapshots
 from ..runner_lock import held_lock
 from ..share.input_groups import InputGroups
 from ..share.slot_turns import SlotTurns, Taking
-from ..warm.server_names import place_of
 from ..warm.warm_starts import WarmStarts
 from .divided_cores import DividedCores, Pins
 from .gpus import Devices, find
@@ -104,7 +103,7 @@ class Agent:
         self._cores = DividedCores(pinned=self._pins.of)
         self._turns = SlotTurns(devices, options.home)
         self._inputs = InputGroups(options.home)
-        self.warm = WarmStarts(False, handed_on(os.environ), place_of(options.home, options.node))
+        self.warm = WarmStarts(False, handed_on(os.environ))
         self._servers_told: list[ForkServer] = []
         self._files_told: list[JobFiles] | None = None
         self._sample_at = self._clean_at = self._check_at = 0.0
@@ -123,7 +122,6 @@ class Agent:
         """Until told to leave. Raises StokerError when another agent has this node, or the daemon turns us away."""
         with held_lock(Home(self.options.home), self.options.node), contextlib.closing(self.warm):
             self._load()
-            self.warm.adopt()  # at once: they do not wait long
             welcome = greet(self._client(), self._hello, self._wait_to_greet)
             if welcome is None:
                 return

@@ -1,19 +1,19 @@
 """Fork servers of an agent: jobs of recipes and entrypoints start in milliseconds once a server has loaded what they import.
 
-A server is loaded once the first job that it fits has trained a step, or has ended; it leaves with the agent, unless that is killed:
-then the next agent of the node adopts it. Nothing here ever blocks the agent: a request is put into a socket as a whole or given up, and a
-start that is not taken up in time becomes a cold one. So does every start for which there is no ready server; `why_cold` says why.
+A server is loaded once the first job that it fits has trained a step, or has ended; it leaves with the agent. Nothing here
+ever blocks the agent: a request is put into a socket as a whole or given up, and a start that is not taken up in time becomes a cold one.
+So does every start for which there is no ready server; `why_cold` says why.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import math
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -23,15 +23,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...engine import identity
-from ...engine.identity import Process, steady_time
+from ...engine.identity import steady_time
 from ...engine.protocol import Assignment, ForkServer
 from .. import recipes
 from ..lease import processes
 from ..lease.rundir import ENV_TAG, RunDir
 from ..lease.supervisor import Launch
-from . import loaded_state, server_names
+from . import loaded_state
 from .fork_server import LENGTH, TAG_PLACE
-from .server_names import ServerName
 
 log = logging.getLogger("stoker.runner")
 
@@ -94,26 +93,10 @@ class Kind(NamedTuple):
         return f"recipe {self.recipe}{backbone}" if self.recipe else self.backbone or "what entrypoints need"
 
 
-class Adopted:
-    """A process that another agent has started: of `subprocess.Popen` what `Server` uses."""
-
-    def __init__(self, process: Process) -> None:
-        self.process, self.pid = process, process.pid
-
-    def poll(self) -> int | None:
-        return None if identity.alive(self.process) else 1
-
-    def kill(self) -> None:
-        processes.send(self.process, signal.SIGKILL)
-
-    def wait(self) -> None:
-        """It is no child of ours."""
-
-
 class Server:
     """One fork server. ``code``: the state of the runners' files that it has loaded."""
 
-    def __init__(self, process: subprocess.Popen[bytes] | Adopted, control: socket.socket, code: str):
+    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, code: str):
         self.process, self._control, self.code = process, control, code
         control.setblocking(False)
         self.since = steady_time()
@@ -126,9 +109,9 @@ class Server:
         self.admitted = False  #: it has been looked at whether there is memory for it
 
     @classmethod
-    def start(cls, kind: Kind, env: Mapping[str, str], place: str, key: str, code: str) -> Server:
+    def start(cls, kind: Kind, env: Mapping[str, str], code: str) -> Server:
         ours, theirs = socket.socketpair()
-        argv = [sys.executable, "-P", "-m", "stoker.runners.warm.fork_server", place, key, *filter(None, kind)]
+        argv = [sys.executable, "-P", "-m", "stoker.runners.warm.fork_server", *filter(None, kind)]
         try:
             with theirs:
                 process = subprocess.Popen(
@@ -138,18 +121,6 @@ class Server:
             ours.close()
             raise
         return cls(process, ours, code)
-
-    @classmethod
-    def adopt(cls, name: ServerName, code: str) -> Server | None:
-        """One that waits for an agent; None: it has gone, or it hangs."""
-        found = server_names.connect(name)
-        if found is None:
-            return None
-        connection, pid = found
-        if (known := identity.stat(pid)) is None:
-            connection.close()
-            return None
-        return cls(Adopted(known.process), connection, code)
 
     def use(self) -> None:
         """It is of use now: it stays for so long again."""
@@ -180,7 +151,7 @@ class Server:
             found = identity.stat(self.process.pid)
             self.memory = processes.memory(found) if found else None
             return
-        silent = _KILLED if isinstance(self.process, Adopted) else "its server ended while it loaded, as where memory runs out"
+        silent = "its server ended while it loaded, as where memory runs out"
         self.why = " ".join(self._said.decode(errors="replace").split()) if heard else silent
 
     def outdated(self) -> str:
@@ -253,13 +224,10 @@ class Server:
 
 
 class WarmStarts:
-    """The fork servers of an agent, by what they have loaded.
+    """The fork servers of an agent, by what they have loaded. ``environment``: what a job gets of the agent's."""
 
-    ``environment``: what a job gets of the agent's. ``place``: where the next agent finds them; empty: none does.
-    """
-
-    def __init__(self, enabled: bool, environment: Mapping[str, str] | None = None, place: str = ""):
-        self.enabled, self.place = enabled, place
+    def __init__(self, enabled: bool, environment: Mapping[str, str] | None = None):
+        self.enabled = enabled
         self.limit: float = math.inf  #: bytes that all servers may take
         self._draining = False
         self._kept: set[Kind] = set()  #: servers that stay, whether they are used or not
@@ -268,26 +236,6 @@ class WarmStarts:
         self._servers: dict[Kind, Server] = {}
         self._broken: dict[Kind, tuple[float, str]] = {}  #: since when and why there is no server any more
         self._stamp = (-math.inf, "")  #: when the runners' files were last looked at, and what was found
-
-    def adopt(self) -> None:
-        """Take over the servers that a killed agent has left; end those of other code, as after an upgrade, or of another environment."""
-        key = self._key()
-        for name in server_names.find(self.place):
-            kind = Kind(name.recipe or None, name.backbone or None)
-            if (server := Server.adopt(name, self._code())) is None:
-                continue
-            fits = name.key == key and kind not in self._servers
-            log.info("fork server of %s is %s", kind.words, "adopted" if fits else "ended: it is of other code", extra={"action": "adopt"})
-            if fits:
-                self._servers[kind] = server
-            else:
-                server.end()
-
-    def _key(self) -> str:
-        """Of what a server loads: the code, and the environment that it is read in."""
-        env = self._servers_environment()
-        read = {name: value for name, value in env.items() if name.startswith((*_AT_IMPORT, "STOKER_CACHE", "XDG_", "PATH"))}
-        return server_names.digest(self._code(), sys.executable, sorted(read.items()))
 
     def start(self, run: RunDir, assignment: Assignment, launch: Launch) -> tuple[Forked, None] | tuple[None, str]:
         """Start a job by a fork, or say why it is to be started cold."""
@@ -380,7 +328,7 @@ class WarmStarts:
             return
         env = self._servers_environment() | {ENV_TAG: "-" * TAG_PLACE}
         try:
-            self._servers[kind] = Server.start(kind, env, self.place, self._key(), self._code())
+            self._servers[kind] = Server.start(kind, env, self._code())
         except OSError as error:
             self._give_up(kind, f"no server can be started: {error}")
         for oldest in self._spare()[:-KEPT]:
@@ -515,4 +463,4 @@ def code_stamp() -> str:
     for path in _PACKAGE.rglob("*.py"):
         with contextlib.suppress(FileNotFoundError):  # an editor's, for a moment
             stamps.append((str(path), path.stat().st_mtime_ns))
-    return server_names.digest(*sorted(stamps))
+    return hashlib.sha256(repr(sorted(stamps)).encode()).hexdigest()
