@@ -89,7 +89,7 @@ BUSY = f"""
 from stoker.engine import services
 from stoker.engine.adhoc import desk
 services.ENDS_WITHIN *= {min(PATIENCE, 2)}
-desk.HANGS *= {PATIENCE}
+desk.HANG_PATIENCE *= {PATIENCE}
 """
 
 

@@ -11,9 +11,9 @@ from ...policies import registry
 from ...policies.contract import Policy, View
 from .plan_check import PlanError, check, check_enacted
 
-CODE = "policy-error"  #: code of the reason why jobs wait while their policy fails
-MOST = 300  #: characters of the error that are kept: they stand in the reason of each waiting job
-WITHIN = 10.0  #: seconds in which a policy has to answer before it is set
+POLICY_ERROR = "policy-error"  #: code of the reason why jobs wait while their policy fails
+LONGEST_ERROR = 300  #: characters of the error that are kept: they stand in the reason of each waiting job
+ANSWER_SECONDS = 10.0  #: seconds in which a policy has to answer before it is set
 _ENGINE = Path(__file__).parents[1]
 
 
@@ -24,7 +24,7 @@ class _GivenUp(BaseException):
 def words(error: BaseException) -> str:
     """An error of a policy in one line, with the line of its code that it came from."""
     said = " ".join((str(error) if isinstance(error, PlanError) else f"{type(error).__name__}: {error}").split())
-    said = said if len(said) <= MOST else f"{said[:MOST]}…"
+    said = said if len(said) <= LONGEST_ERROR else f"{said[:LONGEST_ERROR]}…"
     return said if isinstance(error, PlanError) else said + _line_of(error)
 
 
@@ -35,7 +35,7 @@ def _line_of(error: BaseException) -> str:
         return ""
     folder = Path(frames[0].filename).parent
     last = next(frame for frame in reversed(frames) if Path(frame.filename).is_relative_to(folder))
-    return f" ({Path(last.filename).name}, line {last.lineno}{f': {last.line[:MOST]}' if last.line else ''})"
+    return f" ({Path(last.filename).name}, line {last.lineno}{f': {last.line[:LONGEST_ERROR]}' if last.line else ''})"
 
 
 def remedy(policy: str, pool: str) -> str:
@@ -48,7 +48,7 @@ def told(policy: str, pool: str, error: str) -> str:
     return f"policy {policy} of pool {pool} fails, so nothing starts there: {error}; {remedy(policy, pool)}"
 
 
-def would_fail(policy: Policy, view: View, within: float = WITHIN) -> str | None:
+def would_fail(policy: Policy, view: View, within: float = ANSWER_SECONDS) -> str | None:
     """Why a policy, asked once, gives no valid plan for a view; None: it does.
 
     It is asked in a thread of its own. A policy that does not answer in time is stopped as soon as it is back in Python code, so that

@@ -47,7 +47,7 @@ from .warm_gpus import changed_pools
 
 log = logging.getLogger(__name__)
 
-FOLD = 60.0  #: longest time in seconds for which identical decisions are counted before they are written
+FOLD_SECONDS = 60.0  #: longest time in seconds for which identical decisions are counted before they are written
 #: Settings on which the starts of waiting jobs depend, besides the policy.
 FORETOLD_BY = frozenset({"queue", "leases", "policy", "nodes", "estimates"})
 
@@ -397,7 +397,7 @@ class Scheduling:
         state.order = []  # the policy's order is not known
         begins = state.failing is None
         failing = state.failing or Failing(
-            decision.ts, Reason(policy_errors.CODE, policy_errors.told(decision.policy, decision.pool, words))
+            decision.ts, Reason(policy_errors.POLICY_ERROR, policy_errors.told(decision.policy, decision.pool, words))
         )
         nothing = Plan({}, [Waiting(failing.reason, seen.view.jobs.id.tolist())])
         reasons = self._changed_reasons(state, seen, nothing, Actions())
@@ -415,7 +415,7 @@ class Scheduling:
             state.folded, state.written = replace(decision, number=number), decision.last_ts
             return
         state.folded, state.owed = replace(last, ticks=last.ticks + 1, last_ts=decision.last_ts), True
-        if decision.last_ts - state.written > FOLD:
+        if decision.last_ts - state.written > FOLD_SECONDS:
             self._flush(state)
 
     def _flush(self, state: _Pool) -> None:

@@ -11,9 +11,9 @@ from .query_columns import Array
 
 Servers = Sequence[tuple[str, str, str, float]]  #: fork servers: runner, backbone, state, and since when
 
-EXPECTED = 10.0  #: seconds in which a server is expected to load a backbone
-PATIENCE = 120.0  #: seconds after which jobs no longer wait for a server: they start cold, and the reason is told
-SOON = 1.0  #: seconds by which an overdue load is expected later, again and again
+EXPECTED_LOAD_SECONDS = 10.0  #: seconds in which a server is expected to load a backbone
+LOAD_PATIENCE_SECONDS = 120.0  #: seconds after which jobs no longer wait for a server: they start cold, and the reason is told
+OVERDUE_LOAD_STEP_SECONDS = 1.0  #: seconds by which an overdue load is expected later, again and again
 
 
 def warm_columns(backbones: Array, since: Floats, nodes: Array, servers: Servers, now: float) -> tuple[Strings, Floats] | tuple[None, None]:
@@ -28,8 +28,8 @@ def warm_columns(backbones: Array, since: Floats, nodes: Array, servers: Servers
     at = np.full(len(names), -np.inf)
     for gpu in np.flatnonzero(names != "").tolist():
         state, begun = state_of.get((nodes[gpu], names[gpu]), ("loading", float(since[gpu])))
-        if state == "loading" and now < begun + PATIENCE:
-            at[gpu] = max(begun + EXPECTED, now + SOON)
+        if state == "loading" and now < begun + LOAD_PATIENCE_SECONDS:
+            at[gpu] = max(begun + EXPECTED_LOAD_SECONDS, now + OVERDUE_LOAD_STEP_SECONDS)
     return names, at
 
 

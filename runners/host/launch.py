@@ -24,7 +24,7 @@ import msgspec
 from ...engine.protocol import ENV_PILOT, Assignment
 from ...engine.spec.model import JobSpec
 from ..lease import rundir
-from ..lease.lease_log import LIMIT
+from ..lease.lease_log import LOG_LIMIT
 from ..lease.rundir import RunDir
 from ..lease.supervisor import Launch
 from ..network.addresses import LOOPBACK, free_port, interface_of, is_loopback
@@ -87,7 +87,7 @@ def prepare(
     argv = _argv(assignment, spec)
     _check_program(argv[0], cwd, env)
     notes = [f"env_file: {name} is set by Stoker; the file's value is left out" for name in replaced]
-    launch = Launch(argv=argv, env=env, cwd=str(cwd), log_limit=LIMIT, kill_wait=KILL_WAIT, notes=notes)
+    launch = Launch(argv=argv, env=env, cwd=str(cwd), log_limit=LOG_LIMIT, kill_wait=KILL_WAIT, notes=notes)
     if spec.command is not None and spec.share is not None and spec.share.gpu == "switched":
         launch["turns"] = True
     if spec.host is not None:

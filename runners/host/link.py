@@ -41,13 +41,9 @@ from .runs import Phase, Run
 log = logging.getLogger("stoker.runner")
 
 #: errors that a repetition would not mend: the session is another agent's, the daemon does not know us, or refuses us
-FATAL = (Stale, NotFound, Unauthorized)
-REFUSED = (
-    *FATAL,
-    UsageError,
-    Conflict,
-    LimitExceeded,
-)  #: at registration also: another protocol, a forbidden name or GPU
+FATAL_ERRORS = (Stale, NotFound, Unauthorized)
+#: at registration also: another protocol, a forbidden name or GPU
+REFUSALS = (*FATAL_ERRORS, UsageError, Conflict, LimitExceeded)
 
 _TIMEOUT = 10.0  #: seconds to wait for an answer that is not a long poll
 _RECORDS = 20_000  #: in one report
@@ -86,7 +82,7 @@ def greet(client: Client, hello: Callable[[], Hello], wait: Callable[[float], bo
         try:
             answer = client.post_raw(HELLO, msgspec.json.encode(hello()), timeout=_TIMEOUT)
             return msgspec.json.decode(answer, type=Welcome)
-        except REFUSED:
+        except REFUSALS:
             raise
         except StokerError as error:
             if backoff.fresh:
@@ -133,7 +129,7 @@ class Poller(threading.Thread):
                 content = self._client.post_raw(POLL, msgspec.json.encode(poll), timeout=wait + _TIMEOUT)
                 self._heard(sent)
                 answer = msgspec.json.decode(content, type=Assignments)
-            except FATAL as error:
+            except FATAL_ERRORS as error:
                 self._deliver(None, error)
                 return
             except StokerError as error:
@@ -199,7 +195,7 @@ class Outbox:
             content = self._client.post_raw(REPORT, msgspec.json.encode(report), timeout=_TIMEOUT)
             self._heard(sent)
             ack = msgspec.json.decode(content, type=Ack)
-        except FATAL:
+        except FATAL_ERRORS:
             raise
         except StokerError as error:
             if self._backoff.fresh:

@@ -21,7 +21,7 @@ from ...engine.identity import Process
 from ...engine.protocol import Assignment, Outcome, Time, Whole
 from ..lease import processes
 from ..lease.rundir import ENV_TAG, REPLICAS, RunDir, checkpoints_of
-from ..lease.supervisor import TAKEN, Launch, Stop, register, write_exit
+from ..lease.supervisor import LEASE_TAKEN_EXIT, Launch, Stop, register, write_exit
 from ..warm.warm_starts import Forked
 from .report_tail import Acked, sizes
 
@@ -160,7 +160,7 @@ class Run:
         elif self.identity is None and self.forked is not None:
             if code is not None or self.forked.late():
                 self._start_cold()
-        elif self.identity is None and code is not None and self.dir.read("supervisor.json") is None and code != TAKEN:
+        elif self.identity is None and code is not None and self.dir.read("supervisor.json") is None and code != LEASE_TAKEN_EXIT:
             if code in (-signal.SIGKILL, -signal.SIGTERM):  # the kernel lacked memory, or a person killed it: not the job's fault
                 self.fail("lost", "its supervisor was killed before it had started anything; the job is queued again")
             else:

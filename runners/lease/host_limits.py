@@ -15,10 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 MOUNTS, OWN = Path("/proc/self/mounts"), Path("/proc/self/cgroup")
-LOOK = 0.5  #: seconds between looks at the memory
+LOOK_SECONDS = 0.5  #: seconds between looks at the memory
 TOLD_AT = 0.8  #: share of the limit at which the log warns
-BEYOND = 1 << 30  #: bytes that a process's data limit lies above the job's: reserved code and stacks are not used
-PERIOD = 100_000  #: µs, the period of a quota of cores
+DATA_BEYOND_MEMORY = 1 << 30  #: bytes that a process's data limit lies above the job's: reserved code and stacks are not used
+QUOTA_PERIOD = 100_000  #: µs, the period of a quota of cores
 
 
 class NotHere(Exception):
@@ -70,7 +70,7 @@ class HostLimits:
             (self.group / "cgroup.procs").write_text(str(pid))
             return
         if self.memory is not None and self._data:
-            most = self.memory + BEYOND
+            most = self.memory + DATA_BEYOND_MEMORY
             resource.prlimit(pid, resource.RLIMIT_DATA, (most, most))
         if self.cpus is not None:
             cores = sorted(os.sched_getaffinity(0))
@@ -80,7 +80,7 @@ class HostLimits:
     def exceeded(self) -> bool:
         """Whether the job has exceeded its memory. It is measured twice a second at most; a job near its limit is warned once."""
         now = time.monotonic()
-        if self.memory is None or self.over is not None or now - self._looked < LOOK:
+        if self.memory is None or self.over is not None or now - self._looked < LOOK_SECONDS:
             return self.over is not None
         self._looked = now
         taken = self._measure() if self.group is None else _number(self.group / "memory.current") - _counted(self.group, "inactive_file")
@@ -168,7 +168,7 @@ def _limit(group: Path, memory: int | None, cpus: int | None) -> None:
         with contextlib.suppress(OSError):  # the kernel has no swap
             (group / "memory.swap.max").write_text("0")
     if cpus is not None:
-        (group / "cpu.max").write_text(f"{cpus * PERIOD} {PERIOD}")
+        (group / "cpu.max").write_text(f"{cpus * QUOTA_PERIOD} {QUOTA_PERIOD}")
 
 
 def _lines(file: Path) -> list[str]:

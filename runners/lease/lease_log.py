@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
-LIMIT = 64 << 20  #: bytes of one file; one rotated file is kept beside it
+LOG_LIMIT = 64 << 20  #: bytes of one file; one rotated file is kept beside it
 TIMES_EACH = 1.0  #: seconds between two entries of the file of times, at first
 MOST_TIMES = 10_000  #: entries after which times are written less often: the longer a lease, the coarser its times
 
@@ -24,7 +24,7 @@ class RotatingLog:
     The file ``path`` with the suffix .times has lines of an offset, and the time at which the output behind it was written.
     """
 
-    def __init__(self, path: Path, limit: int = LIMIT, keep: int = 64 << 10):
+    def __init__(self, path: Path, limit: int = LOG_LIMIT, keep: int = 64 << 10):
         self.path, self.limit = path, limit
         self._keep = keep
         self._last = b""

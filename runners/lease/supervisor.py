@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, Protocol, TypedDict
 
 from ...engine import identity
 from ...engine.identity import Process, Stat
-from ..network.heard import LOOK, overdue_in
+from ..network.heard import LOOK_SECONDS, overdue_in
 from . import endings, processes
 from .lease_log import RotatingLog
 from .rundir import DONE, ENV_LEASE, STOP_SEEN, reserve, write_atomically
@@ -49,7 +49,7 @@ _TAIL = 4096  #: bytes of the log's end that go into exit.json
 _EXIT_BYTES = 8 * _TAIL  #: size of exit.json at most: in JSON a byte of the tail takes up to six
 _KILLED_FIRST = 500  #: oom_score_adj of workers: when memory runs out they go before the daemon, the agent and us
 
-TAKEN = 3  #: exit code: another supervisor, or an agent's refusal, holds this lease
+LEASE_TAKEN_EXIT = 3  #: exit code: another supervisor, or an agent's refusal, holds this lease
 
 # Wrappers that do not forward signals: their children must be signalled too.
 _SHELLS = frozenset({"sh", "dash", "bash", "zsh", "ksh", "ash", "busybox", "fish"})
@@ -287,7 +287,7 @@ class Supervisor:
         if self.stop is not None or self.exit_code is not None or "heard" not in self.launch or time.monotonic() < self.look_at:
             return
         left = self._patience()
-        self.look_at = time.monotonic() + (LOOK if left is None else min(max(left, 0.0), LOOK))
+        self.look_at = time.monotonic() + (LOOK_SECONDS if left is None else min(max(left, 0.0), LOOK_SECONDS))
         if left is not None and left <= 0:
             self._stop(Stop(reason=endings.UNHEARD, grace=max(self.launch.get("grace", 30.0) + left, 0.0)))
 
@@ -479,7 +479,7 @@ def supervise(supervisor: Supervisor) -> int:
     supervisor.watch_signals()
     facts = {"warm": supervisor.warm, "cold": supervisor.launch.get("cold"), "fences": "heard" in supervisor.launch}
     if not register(supervisor.run_dir, processes.myself(), **facts):
-        return TAKEN
+        return LEASE_TAKEN_EXIT
     supervisor.run()
     return 0
 

@@ -39,9 +39,9 @@ from ..lease.rundir import ENV_LEASE, ENV_NAME, ENV_TAG
 from ..lease.supervisor import Launch, Supervisor, default_signals
 from . import held, loaded_state
 
-LENGTH = struct.Struct("!I")  #: of the request that follows it
+LENGTH_PREFIX = struct.Struct("!I")  #: of the request that follows it
 TAG_PLACE = 600  #: bytes of environment in which a child's tag is written
-READY = "stoker-warm"  #: name of a server that serves, as `ps` and `top` show it
+READY_NAME = "stoker-warm"  #: name of a server that serves, as `ps` and `top` show it
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _NICE = 10
 _PATIENCE = 5.0  #: seconds for a request to be there
@@ -69,7 +69,7 @@ def main() -> int:
     gc.freeze()  # a collection would write to every object, and so copy every page
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
     _say(control, f"ready {told}")
-    show_name(READY)  # not before: that line is longer than what a socket holds, so the agent has heard nearly all of it by now
+    show_name(READY_NAME)  # not before: that line is longer than what a socket holds, so the agent has heard nearly all of it by now
     serve(control)
     return 0
 
@@ -216,7 +216,7 @@ def _supervise(request: socket.socket) -> int:
 
 def _read(request: socket.socket) -> tuple[Path, Launch]:
     """Run directory and launch, as `warm.warm_starts` sends them. EOFError: the agent died while it sent."""
-    (length,) = LENGTH.unpack(_exactly(request, LENGTH.size))
+    (length,) = LENGTH_PREFIX.unpack(_exactly(request, LENGTH_PREFIX.size))
     run, launch = json.loads(_exactly(request, length))
     return Path(run), launch
 

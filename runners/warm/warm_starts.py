@@ -30,14 +30,14 @@ from ..lease import processes
 from ..lease.rundir import ENV_TAG, RunDir
 from ..lease.supervisor import Launch
 from . import loaded_state
-from .fork_server import LENGTH, TAG_PLACE
+from .fork_server import LENGTH_PREFIX, TAG_PLACE
 
 log = logging.getLogger("stoker.runner")
 
-KEPT = 2  #: servers
-IDLE = 600.0  #: seconds without a start after which a server ends
-LATE = 2.0  #: seconds after which a request that nobody has taken up is given up
-LOADING = "its server is loading"
+SERVERS_KEPT = 2  #: servers
+IDLE_SECONDS = 600.0  #: seconds without a start after which a server ends
+REQUEST_PATIENCE = 2.0  #: seconds after which a request that nobody has taken up is given up
+SERVER_LOADING = "its server is loading"
 _KILLED = "its server was killed"
 _REQUEST = 1 << 20  #: bytes of the buffer that takes a request
 #: variables that the C libraries of Python, NumPy and torch read when they are loaded; what Python code reads, a server tells
@@ -57,7 +57,7 @@ class Forked:
 
     def __init__(self, channel: socket.socket):
         self._channel: socket.socket | None = channel
-        self.late_at = time.monotonic() + LATE
+        self.late_at = time.monotonic() + REQUEST_PATIENCE
 
     def poll(self) -> int | None:
         """None while its supervisor lives or may still come; else that it has gone. It shows nothing else: who asks looks for exit.json."""
@@ -102,7 +102,7 @@ class Server:
         self.since = steady_time()
         self.use()
         self.memory: int | None = None  #: bytes, when it was ready
-        self.why = LOADING  #: not ready because
+        self.why = SERVER_LOADING  #: not ready because
         self._said = b""
         self._told: dict[str, Any] = {}  #: what it has taken from the world
         self._looked = (-math.inf, "")  #: when that was last compared, and what was found
@@ -124,13 +124,13 @@ class Server:
 
     def use(self) -> None:
         """It is of use now: it stays for so long again."""
-        self.used_at, self.until = time.monotonic(), steady_time() + IDLE
+        self.used_at, self.until = time.monotonic(), steady_time() + IDLE_SECONDS
 
     @property
     def ready(self) -> bool:
         if not self.why and self.process.poll() is not None:
             self.why = _KILLED
-        if self.why == LOADING:
+        if self.why == SERVER_LOADING:
             self._hear()
         return not self.why
 
@@ -186,7 +186,7 @@ class Server:
     @property
     def heard(self) -> bool:
         """It has said whether it can serve, or has gone."""
-        return self.why != LOADING
+        return self.why != SERVER_LOADING
 
     def fileno(self) -> int:
         """Readable when it says something."""
@@ -195,7 +195,7 @@ class Server:
     @property
     def gone(self) -> bool:
         """It has ended, or is about to."""
-        return self.why not in ("", LOADING) or self.process.poll() is not None
+        return self.why not in ("", SERVER_LOADING) or self.process.poll() is not None
 
     def ask(self, run: RunDir, launch: Launch) -> Forked | None:
         """Ask for a supervisor; None when that would have to be waited for."""
@@ -205,7 +205,7 @@ class Server:
             try:
                 ours.setblocking(False)
                 ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _REQUEST)
-                message = LENGTH.pack(len(content)) + content
+                message = LENGTH_PREFIX.pack(len(content)) + content
                 if ours.send(message) < len(message):
                     raise BlockingIOError
                 socket.send_fds(self._control, [b"."], [theirs.fileno()])
@@ -331,7 +331,7 @@ class WarmStarts:
             self._servers[kind] = Server.start(kind, env, self._code())
         except OSError as error:
             self._give_up(kind, f"no server can be started: {error}")
-        for oldest in self._spare()[:-KEPT]:
+        for oldest in self._spare()[:-SERVERS_KEPT]:
             self._drop(oldest)
 
     def _servers_environment(self) -> dict[str, str]:
@@ -356,7 +356,7 @@ class WarmStarts:
     def tend(self) -> None:
         """End servers that have not been used for long, note which cannot load, and load those that are to be kept."""
         for kind, server in list(self._servers.items()):
-            if server.gone or (kind not in self._kept and time.monotonic() - server.used_at > IDLE):
+            if server.gone or (kind not in self._kept and time.monotonic() - server.used_at > IDLE_SECONDS):
                 self._drop(kind)
         for kind in sorted(self._kept - self._servers.keys() - self._broken.keys()) if not self._draining else ():
             self._load(kind)

@@ -47,7 +47,7 @@ def test_all_recipes_are_forked_from_what_holds_their_directory_and_end_with_the
     assert host.train(3, **go_on, warm="off") == host.train(4, **go_on)
     (server,) = host.servers()
     threads = list(Path(f"/proc/{server.pid}/task").iterdir())
-    assert processes.command(server.pid) == fork_server.READY and len(threads) == 1
+    assert processes.command(server.pid) == fork_server.READY_NAME and len(threads) == 1
     assert said(host).count("starts warm") == 2
 
 

@@ -85,7 +85,7 @@ def test_a_daemon_and_an_agent_that_are_killed_cost_a_forked_job_nothing(warm: W
     warm.daemon.want(lasts, job(4))
     assert warm.daemon.update(4).outcome == "completed"
     assert not warm.daemon.update(4, "running").warm and identity.alive(supervisor)
-    (other,) = until(lambda: [one for one in warm.servers() if processes.command(one.pid) == fork_server.READY])
+    (other,) = until(lambda: [one for one in warm.servers() if processes.command(one.pid) == fork_server.READY_NAME])
     warm.daemon.want(lasts, job(5))
     assert warm.daemon.update(5).outcome == "completed" and warm.daemon.update(5, "running").warm
     warm.daemon.want(stopped(lasts, "preempted"))
@@ -125,7 +125,7 @@ def test_forked_jobs_end_as_those_of_fresh_processes_do(warm: Warm, tmp_path: Pa
     warm.start()
     warm.daemon.want(mine(1, tmp_path))
     assert warm.daemon.update(1).outcome == "completed"
-    until(lambda: any(processes.command(server.pid) == fork_server.READY for server in warm.servers()))
+    until(lambda: any(processes.command(server.pid) == fork_server.READY_NAME for server in warm.servers()))
 
     hangs = msgspec.structs.replace(mine(3, tmp_path, "hang", hang_after=0.5), grace=2.0)  # it does not look whether it is to stop
     cancelled, preempted = (msgspec.structs.replace(mine(lease, tmp_path, "long"), gpus=["n1/cpu1"]) for lease in (4, 5))
@@ -202,7 +202,7 @@ def test_a_server_that_hangs_while_it_loads_is_not_kept(monkeypatch: pytest.Monk
     starts.why_cold(job(1), launch)
     starts.expect(job(1))
     assert starts.why_cold(job(2), launch) == "its server is loading"
-    monkeypatch.setattr(warm_starts, "IDLE", 0.0)
+    monkeypatch.setattr(warm_starts, "IDLE_SECONDS", 0.0)
     starts.expect(job(2), ended=True)
     (server,) = starts._servers.values()
     starts.tend()

@@ -69,7 +69,7 @@ class Warm(Host):
         """Run a first job, and wait until a server has loaded what its next one needs; its reports."""
         reports = self.train(lease, **spec)
         self.daemon.want()
-        until(lambda: any(processes.command(server.pid) == fork_server.READY for server in self.servers()))
+        until(lambda: any(processes.command(server.pid) == fork_server.READY_NAME for server in self.servers()))
         return reports
 
     def is_warm(self, lease: int) -> bool:
@@ -204,7 +204,7 @@ def test_a_server_that_is_killed_while_it_forks_or_hangs_loses_no_job_and_starts
 
 def ready(host: Warm) -> Process:
     """The server, once it has loaded."""
-    return until(lambda: next((server for server in host.servers() if processes.command(server.pid) == fork_server.READY), None))
+    return until(lambda: next((server for server in host.servers() if processes.command(server.pid) == fork_server.READY_NAME), None))
 
 
 def launched(home: Path, lease: int, assignment: Assignment) -> tuple[RunDir, Any]:
