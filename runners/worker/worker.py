@@ -198,7 +198,10 @@ def build(spec: JobSpec) -> Task:
         from ..recipes import find
 
         recipe = find(spec.recipe)
-        return recipe.load()(**recipe.resolve(spec.params, spec.backbone))
+        params = recipe.resolve(spec.params, spec.backbone)
+        if spec.kind == SERVES:  # what it would learn from need not be prepared
+            params |= dict.fromkeys(recipe.samples, 1)
+        return recipe.load()(**params)
     if spec.entrypoint is None:
         raise UsageError("entrypoint: the job has neither a recipe nor an entrypoint; the worker runs no commands")
     function = _entrypoint(spec.entrypoint)
