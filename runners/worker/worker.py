@@ -130,7 +130,8 @@ def _trained(assignment: Assignment, spec: JobSpec, ranks: Ranks) -> int:
     if spec.kind == SERVES:
         from ..share.inference import Server
 
-        Server(task, spec.serve or Serve(), begin_from, ranks, Path(os.environ[ENV_RUN_DIR]), spec.hang_after).run()
+        frees = spec.share is not None and spec.share.replays
+        Server(task, spec.serve or Serve(), begin_from, ranks, Path(os.environ[ENV_RUN_DIR]), spec.hang_after, frees=frees).run()
         return PREEMPTED_EXIT
     if spec.replicas is not None and not assignment.profile:
         from ..replicas.replica_trainer import ReplicaTrainer, word_in
@@ -168,6 +169,17 @@ def _trained(assignment: Assignment, spec: JobSpec, ranks: Ranks) -> int:
 
 def _work(spec: JobSpec, task: Task, ranks: Ranks) -> Step | None:
     """What a batch does to the weights; None: the plain step."""
+    step = _plain_or_swapped(spec, task, ranks)
+    if spec.share is None or not spec.share.replays:
+        return step
+    from ..share.replayed_step import ReplayedStep
+    from ..train.step import PlainStep
+
+    assert isinstance(step, PlainStep)
+    return ReplayedStep(step)
+
+
+def _plain_or_swapped(spec: JobSpec, task: Task, ranks: Ranks) -> Step | None:
     if spec.memory is None:
         if spec.share is None or spec.share.gpu != "switched":
             return None
