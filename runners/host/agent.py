@@ -24,7 +24,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -40,6 +40,7 @@ from ...engine.protocol import ENV_PILOT, NODE, NODE_FORM, VERSION, Assignment, 
 from ...engine.streams import steady_stderr
 from ..backbones.hub_directory import ENV_DOWNLOAD
 from ..handover.handover import Handover
+from ..handover.passed_requests import RequestPasser
 from ..kept_files import kept_files
 from ..lease import processes
 from ..lease.endings import SMALLER
@@ -145,7 +146,8 @@ class Agent:
             logs = self._logs = LogSender(self._client(), self.options.home, self.options.node, welcome.session, keep=welcome.keeps_logs)
             for directory in self._closed:  # ended under an agent that may not have sent their logs
                 logs.ended(directory)
-            poller = Poller(self._client(), self.options.node, welcome, self.wake, logs.want, self._heard.renew)
+            passer = RequestPasser(self._client(), self.options.home, self.options.node, welcome.session)
+            poller = Poller(self._client(), self.options.node, welcome, self.wake, logs.want, passer.want, self._heard.renew)
             self._handover = Handover(self._client, self.options.home, self.options.node, welcome.session, self.wake)
             self._handover.start()
             logs.start()
@@ -410,13 +412,15 @@ class Agent:
                 if now.health != "ok":
                     return "lost", f"not started, GPU {now.index} is {now.health}: {now.note}"
             beside = [other for other in self._running() if other is not run and gpu in other.assignment.gpus]
-            taken = sum(other.assignment.gpu_memory for other in beside)  # theirs, though they may not have it yet
-            if beside and 0 < known.memory < taken + needed:
+            together = _beside_each_other([other.assignment for other in (run, *beside)])  # theirs, though they may not have it yet
+            if beside and 0 < known.memory < together:
+                taken = _beside_each_other([other.assignment for other in beside])
                 words = f"its other jobs need {_size(taken)} of {_size(known.memory)} and the job {_size(needed)} ({field})"
                 return "lost", f"not started, GPU {known.index} is full: {words}"
             free = self.devices.free(gpu)
-            if free is not None and needed > free:
-                return "lost", f"not started, GPU {known.index} has {_size(free)} free and the job needs {_size(needed)} ({field})"
+            at_once = (beside and run.assignment.kept_memory) or needed  # another one may have the turn
+            if free is not None and at_once > free:
+                return "lost", f"not started, GPU {known.index} has {_size(free)} free and the job needs {_size(at_once)} ({field})"
         return None
 
     # -- what happens here --------------------------------------------------------------------------------------------
@@ -535,6 +539,12 @@ class Agent:
         elif self.runs:
             return _BUSY  # more to tell than one report takes
         return max(0.0, until - now)
+
+
+def _beside_each_other(leases: Sequence[Assignment]) -> int:
+    """Bytes that they take of a GPU together: what each keeps, and what one more needs that has the turn."""
+    kept = [min(lease.kept_memory or lease.gpu_memory, lease.gpu_memory) for lease in leases]
+    return sum(kept) + max((lease.gpu_memory - own for lease, own in zip(leases, kept, strict=True)), default=0)
 
 
 def _size(count: int) -> str:
