@@ -12,7 +12,7 @@ import msgspec
 from ...engine.client import Client
 from ...engine.errors import LimitExceeded, StokerError, Unreachable
 from ...engine.protocol import ASKED, Asked, AskRequest
-from ..host.rundir import RunDir
+from ..lease.rundir import RunDir
 from ..share.inference_client import InferenceClient
 
 log = logging.getLogger("stoker.runner")

@@ -19,7 +19,7 @@ from stoker.engine.fleet import remote_requests
 from stoker.engine.fleet.remote_requests import RemoteRequests
 from stoker.engine.home import Home
 from stoker.engine.protocol import Asked, Assignments, Poll
-from stoker.runners.host import processes
+from stoker.runners.lease import processes
 from test_serving_live import SERVER, SLOW
 
 ANSWER = Assignments(version=1, leases=[])

@@ -21,7 +21,7 @@ from stoker.engine.store.store import Store
 from stoker.policies import registry
 from stoker.policies.contract import Allocation, Group
 from stoker.runners.host.agent import _beside_each_other
-from stoker.runners.host.rundir import ENV_RUN_DIR, TURN
+from stoker.runners.lease.rundir import ENV_RUN_DIR, TURN
 from stoker.runners.share.replayed_step import ReplayedStep
 from stoker.runners.share.turn import Turn
 from stoker.runners.share.yielding import Yielding
