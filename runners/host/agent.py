@@ -24,7 +24,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -51,7 +51,7 @@ from ..network.probe import own_place, shared_place
 from ..old_files import KEEP_LOGS, KEEP_REPORTS, clean, keep_snapshots
 from ..runner_lock import held_lock
 from ..share.input_groups import InputGroups
-from ..share.slot_turns import SlotTurns, Taking
+from ..share.slot_turns import SlotTurns, Taking, memory_together
 from ..warm.server_names import place_of
 from ..warm.warm_starts import WarmStarts
 from .divided_cores import DividedCores, Pins
@@ -412,9 +412,9 @@ class Agent:
                 if now.health != "ok":
                     return "lost", f"not started, GPU {now.index} is {now.health}: {now.note}"
             beside = [other for other in self._running() if other is not run and gpu in other.assignment.gpus]
-            together = _beside_each_other([other.assignment for other in (run, *beside)])  # theirs, though they may not have it yet
+            together = memory_together([other.assignment for other in (run, *beside)])  # theirs, though they may not have it yet
             if beside and 0 < known.memory < together:
-                taken = _beside_each_other([other.assignment for other in beside])
+                taken = memory_together([other.assignment for other in beside])
                 words = f"its other jobs need {_size(taken)} of {_size(known.memory)} and the job {_size(needed)} ({field})"
                 return "lost", f"not started, GPU {known.index} is full: {words}"
             free = self.devices.free(gpu)
@@ -539,12 +539,6 @@ class Agent:
         elif self.runs:
             return _BUSY  # more to tell than one report takes
         return max(0.0, until - now)
-
-
-def _beside_each_other(leases: Sequence[Assignment]) -> int:
-    """Bytes that they take of a GPU together: what each keeps, and what one more needs that has the turn."""
-    kept = [min(lease.kept_memory or lease.gpu_memory, lease.gpu_memory) for lease in leases]
-    return sum(kept) + max((lease.gpu_memory - own for lease, own in zip(leases, kept, strict=True)), default=0)
 
 
 def _size(count: int) -> str:

@@ -20,9 +20,9 @@ from stoker.engine.spec.model import JobSpec, Memory, Replicas, Reuse, Share
 from stoker.engine.store.store import Store
 from stoker.policies import registry
 from stoker.policies.contract import Allocation, Group
-from stoker.runners.host.agent import _beside_each_other
 from stoker.runners.lease.rundir import ENV_RUN_DIR, TURN
 from stoker.runners.share.replayed_step import ReplayedStep
+from stoker.runners.share.slot_turns import memory_together
 from stoker.runners.share.turn import Turn
 from stoker.runners.share.yielding import Yielding
 from stoker.runners.train.step import PlainStep
@@ -114,10 +114,10 @@ def _told(job: int, memory: int, kept: int = 0) -> Assignment:
 
 
 def test_a_runner_judges_alike() -> None:
-    assert _beside_each_other([_told(1, 7), _told(2, 6)]) == 13
-    assert _beside_each_other([_told(1, 7, 2), _told(2, 6, 3)]) == 10
-    assert _beside_each_other([_told(1, 7, 2), _told(2, 6)]) == 13
-    assert _beside_each_other([]) == 0
+    assert memory_together([_told(1, 7), _told(2, 6)]) == 13
+    assert memory_together([_told(1, 7, 2), _told(2, 6, 3)]) == 10
+    assert memory_together([_told(1, 7, 2), _told(2, 6)]) == 13
+    assert memory_together([]) == 0
 
 
 def test_another_one_joins_when_it_is_known_what_both_keep(store: Store) -> None:
