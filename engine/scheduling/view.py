@@ -297,6 +297,7 @@ def _jobs(
         lease_time=np.maximum(now - leases.seconds("granted_at", np.inf), 0.0),
         remaining=remaining,
         gpu_memory=np.fmax(work.gpu_memory, 0.0),
+        kept=_kept(floats(jobs["kept_memory"]), np.fmax(work.gpu_memory, 0.0)),
         preemptions=ints(jobs["preemptions"]),
         user=codes(jobs["owner"]),
         model=codes(jobs["model"]),
@@ -317,6 +318,11 @@ def _jobs(
         share=words(jobs["share"]),
         begins=jobs["begins"].astype(bool),
     )
+
+
+def _kept(known: Floats, whole: Floats) -> Floats | None:
+    """What jobs keep of their memory between their turns."""
+    return None if np.isnan(known).all() else np.where(np.isnan(known), whole, np.minimum(known, whole))
 
 
 def _tiers(ids: Ints, tiers: Columns) -> tuple[Ints, Floats, Floats]:
