@@ -117,7 +117,8 @@ SAID: dict[str, tuple[str, str, Any]] = {
         "session: integer, telemetry_interval: number, heartbeat: number, warm: string, turn: string, input_memory: number, "
         "warm_memory: number, shared: object?, keeps_logs: boolean, fence_after: number?, download: boolean", "", Hello),
     "POST /v1/runner/poll": (
-        "version: integer, leases: array, shutdown: string?, logs: array, warm: array, draining: boolean, send: array", "", Poll),
+        "version: integer, leases: array, shutdown: string?, logs: array, asks: array, warm: array, draining: boolean, "
+        "send: array", "", Poll),
     "POST /v1/runner/report": ("stale: array", "", Report),
     "POST /v1/runner/log": ("", "", LogPiece),
     "POST /v1/runner/bundle_piece": ("bytes: integer, whole: boolean", "", BundlePiece),

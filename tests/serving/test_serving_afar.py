@@ -20,8 +20,23 @@ from stoker.engine.fleet.remote_requests import RemoteRequests
 from stoker.engine.home import Home
 from stoker.engine.protocol import Asked, Assignments, Poll
 from stoker.runners.lease import processes
-from test_serving_live import SERVER, SLOW
 
+ECHO = """
+import time
+from torch import nn
+from stoker.runners.training import Task
+
+def answer(model, requests):
+    for request in requests:
+        time.sleep(request if isinstance(request, float) else 0)
+        if request == "raise":
+            raise ValueError("not this one")
+    return [str(request) for request in requests]
+
+def task():
+    return Task(model=nn.Linear(1, 1), answer=answer)
+"""
+SERVER: dict[str, Any] = {"kind": "infer", "entrypoint": "echo:task", "grace": 10.0, "serve": {"batch": 4, "queue": 8}}
 ANSWER = Assignments(version=1, leases=[])
 
 
@@ -93,7 +108,7 @@ def afar(start_daemon: Any, tmp_path: Path) -> Iterator[Jobs]:
     there = Home(Path(tempfile.mkdtemp(prefix="stoker-far-")))
     runner = RunnerProcess(there, "far", 1, env={"STOKER_URL": f"http://127.0.0.1:{port}", "STOKER_TOKEN": token})
     runner.start(client)
-    (tmp_path / "slow.py").write_text(SLOW)
+    (tmp_path / "echo.py").write_text(ECHO)
     jobs = Jobs(client)
     jobs.submit("slow", workdir=str(tmp_path), **SERVER)
     yield jobs
