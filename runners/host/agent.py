@@ -410,7 +410,7 @@ class Agent:
                 if now.health != "ok":
                     return "lost", f"not started, GPU {now.index} is {now.health}: {now.note}"
             beside = [other for other in self._running() if other is not run and gpu in other.assignment.gpus]
-            together = memory_together([other.assignment for other in (run, *beside)])  # reserved for them, though they may not have allocated it yet
+            together = memory_together([other.assignment for other in (run, *beside)])  # reserved, not yet allocated perhaps
             if beside and 0 < known.memory < together:
                 taken = memory_together([other.assignment for other in beside])
                 words = f"its other jobs need {_size(taken)} of {_size(known.memory)} and the job {_size(needed)} ({field})"
