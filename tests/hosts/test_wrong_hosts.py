@@ -148,6 +148,7 @@ def test_a_runner_that_is_sent_to_another_daemon_leaves_its_jobs_alone(start_dae
         wrong = RunnerProcess(far, "far", 1, env=environments[1])
         wrong.launch()
         assert wrong.process is not None and wrong.process.wait(60) == 4
+        wrong.end()
         assert f"the jobs in {far.path} on " in wrong.said() and "are another daemon's: choose another --home" in wrong.said()
         assert clients[1].get("/v1/runners")["runners"] == []
         runner.start(clients[0])
