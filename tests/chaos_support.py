@@ -23,8 +23,8 @@ from stoker.engine.errors import StokerError, StoreError
 from stoker.engine.home import Home
 from stoker.engine.identity import Process
 from stoker.engine.store.acknowledged import Acknowledged
-from stoker.runners.host import processes
-from stoker.runners.host.rundir import RunDir
+from stoker.runners.lease import processes
+from stoker.runners.lease.rundir import RunDir
 from waiting import patient
 
 CONFIG = """
@@ -194,7 +194,7 @@ class Chaos:
 
     def _signal_server(self, number: int) -> str:
         """Whatever it is at: it loads, it forks, it waits."""
-        servers = [server for agent in self.agents for server in servers_of(self.home, agent.node)]
+        servers = [server for agent in self.agents for server in servers_of(agent.pid)]
         if not servers:
             return "no fork server"
         with contextlib.suppress(ProcessLookupError):
@@ -208,7 +208,7 @@ class Chaos:
             with contextlib.suppress(OSError, ValueError):
                 *_, module, run, _ = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
                 if (
-                    module == "stoker.runners.host.supervisor"
+                    module == "stoker.runners.lease.supervisor"
                     and Path(run).is_relative_to(self.home.path)
                     and (known := processes.stat(pid))
                 ):

@@ -16,7 +16,7 @@ import torch
 from ...engine.errors import UsageError
 from ...engine.protocol import Assignment, ReplicaGroup
 from ...engine.spec.model import Replicas, Stop
-from ..host.rundir import REPLICAS
+from ..lease.rundir import REPLICAS
 from ..train import rng
 from ..train.batch_feeds import Source, State
 from ..train.batches import Interrupted, Order
@@ -101,11 +101,18 @@ class ReplicaTrainer(Trainer):
                 self.group.tell(reached=self.reached)
                 self._take_step()
         except Interrupted:
+            if self.group.gives_way:  # the last line of its log is why its lease has ended
+                log.info("gives its GPU back: a task that has the group's checkpoint needs one first")
+                return False
             return self._leave(rng.get_state())
         except Finished as end:
             return self._finished(end)
         self.watch.tell()
         return self._end()
+
+    def _leave(self, generators: Any) -> bool:
+        self.group.leave()
+        return super()._leave(generators)
 
     def _end(self) -> bool:
         self.group.finish(self._packed())

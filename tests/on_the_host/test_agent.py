@@ -22,11 +22,12 @@ from stoker.engine.errors import Conflict, Stale, StokerError, StoreError
 from stoker.engine.home import Home
 from stoker.engine.identity import Process
 from stoker.engine.protocol import Assignment, Assignments, Hello, Poll, Report
-from stoker.runners.host import agent, link, processes, rundir, supervisor
+from stoker.runners.host import agent, link
 from stoker.runners.host import report_tail as tail
 from stoker.runners.host.gpus import CpuSlots
-from stoker.runners.host.rundir import RunDir
 from stoker.runners.host.runs import Phase, Run
+from stoker.runners.lease import processes, rundir, supervisor
+from stoker.runners.lease.rundir import RunDir
 from stoker.runners.old_files import clean
 from stoker.runners.runner_lock import held_lock
 from waiting import patient, until
@@ -417,6 +418,7 @@ EXIT = '{"outcome": "completed", "exit_code": 0, "message": %s, "ended_at": 1.0,
         ("print('Root Cause (first observed failure):\\n rank : ' + '9' * 9000 + '\\n exitcode : 1'); os._exit(1)", "failed"),
     ],
 )
+@pytest.mark.sampled(3)
 def test_nothing_that_a_job_writes_ends_the_agent(host: Host, written: str, outcome: str) -> None:
     process = host.start()
     put = "def put(name, text):\n    with open(name, 'a') as file: file.write(text.removeprefix('A') + chr(10))\n"
