@@ -36,7 +36,7 @@ from . import late_dynamo, script
 if TYPE_CHECKING:
     import torch
 
-    from ..train.step import PartialStep
+    from ..train.step import PartialStep, Step
     from ..train.task import Task
     from .ranks import Ranks
 
@@ -139,7 +139,15 @@ def _trained(assignment: Assignment, spec: JobSpec, ranks: Ranks) -> int:
 
         where = word_in(Path(os.environ[ENV_RUN_DIR]), assignment)
         done = ReplicaTrainer(
-            task, spec.stop, script.checkpoint_dir(), ranks, spec.replicas, assignment, where, begin_from, _work(spec, task, ranks)
+            task,
+            spec.stop,
+            script.checkpoint_dir(),
+            ranks,
+            spec.replicas,
+            assignment,
+            where,
+            begin_from,
+            _plain_or_swapped(spec, task, ranks),
         ).run()
         if done:
             script.done()
@@ -170,7 +178,7 @@ def _trained(assignment: Assignment, spec: JobSpec, ranks: Ranks) -> int:
     return 0 if done else PREEMPTED_EXIT
 
 
-def _work(spec: JobSpec, task: Task, ranks: Ranks) -> PartialStep | None:
+def _work(spec: JobSpec, task: Task, ranks: Ranks) -> Step | None:
     """What a batch does to the weights; None: the plain step."""
     step = _plain_or_swapped(spec, task, ranks)
     if spec.share is None or not spec.share.replays:
@@ -182,7 +190,7 @@ def _work(spec: JobSpec, task: Task, ranks: Ranks) -> PartialStep | None:
     return ReplayedStep(step)
 
 
-def _plain_or_swapped(spec: JobSpec, task: Task, ranks: Ranks) -> Step | None:
+def _plain_or_swapped(spec: JobSpec, task: Task, ranks: Ranks) -> PartialStep | None:
     if spec.memory is None:
         if spec.share is None or spec.share.gpu != "switched":
             return None
