@@ -18,7 +18,6 @@ from . import rng
 from .batches import to_device
 from .task import Task
 
-
 Arrived = Callable[[Sequence[nn.Parameter]], None]  #: is called with parameters whose gradients are complete
 
 
