@@ -57,7 +57,7 @@ class Sums:
     """What the members of a group add up, each in a thread. ``lost``: how many sums fail for all, as when one more had died."""
 
     def __init__(self, lost: int = 0) -> None:
-        self.lost, self.given, self.barrier = lost, dict[int, Sequence[torch.Tensor]](), threading.Barrier(MEMBERS, timeout=30)
+        self.lost, self.given, self.barrier = lost, dict[int, Sequence[torch.Tensor]](), threading.Barrier(MEMBERS, timeout=120)
 
     def add(self, lease: int, tensors: Sequence[torch.Tensor]) -> bool:
         self.given[lease] = [tensor.clone() for tensor in tensors]
@@ -99,19 +99,18 @@ def trained(
     """Two members after one step; ``again``: who takes it after a sum that failed; ``most``: samples that are computed at once."""
     steps: dict[int, ReplicaStep] = {}
 
-    def one(lease: int, made: Task) -> None:
+    for lease in (1, 2):
+        made = task()
         group: Any = Group(lease, sums, made.model)
-        step = steps[lease] = ReplicaStep(work(made), group, made.seed, most, lambda places: DATA[list(places)], lambda: again)
-        step.place(made.model)
-        step.prepare()
-        step.begin(first)
-        step.update((), 1.0)
-
-    threads = [threading.Thread(target=one, args=(lease, task()), daemon=True) for lease in (1, 2)]
+        steps[lease] = ReplicaStep(work(made), group, made.seed, most, lambda places: DATA[list(places)], lambda: again)
+        steps[lease].place(made.model)
+        steps[lease].prepare()
+        steps[lease].begin(first)
+    threads = [threading.Thread(target=step.update, args=((), 1.0), daemon=True) for step in steps.values()]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(240)
     return [steps[1], steps[2]]
 
 
