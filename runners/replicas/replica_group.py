@@ -354,17 +354,29 @@ class Group:
             self._process_group.abort(errored=False)
         self._process_group = self._formed = None
 
-    def sum(self, tensors: Sequence[torch.Tensor], decision: Decision) -> bool:
-        """Sum tensors of the host over the members, in place. False: it failed, and what is in them is worth nothing."""
+    def start(self, tensor: torch.Tensor, decision: Decision) -> Any:
+        """Begin to sum a tensor of the host over the members, in place: what `sum` waits for."""
         from torch.distributed import AllreduceOptions, ReduceOp
 
         options: Any = AllreduceOptions()
         options.reduceOp = ReduceOp.SUM
         options.timeout = timedelta(seconds=self._patience(decision))
+        try:
+            return self._process_group.allreduce([tensor], options)
+        except RuntimeError as error:
+            return error
+
+    def sum(self, tensors: Sequence[torch.Tensor], decision: Decision, under_way: Sequence[Any] = ()) -> bool:
+        """Sum tensors of the host over the members, in place, after those that were started before.
+
+        False: it failed, and what is in them is worth nothing.
+        """
         began = time.monotonic()
         try:
-            for tensor in tensors:
-                self._process_group.allreduce([tensor], options).wait()
+            for work in (*under_way, *(self.start(tensor, decision) for tensor in tensors)):
+                if isinstance(work, RuntimeError):
+                    raise work
+                work.wait()
         except RuntimeError as error:
             log.info("a member was lost (%s); the step goes on with those who are left", str(error).rpartition("] ")[2][:100])
             self.lost += time.monotonic() - began

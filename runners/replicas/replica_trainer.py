@@ -20,6 +20,7 @@ from ..lease.rundir import REPLICAS
 from ..train import rng
 from ..train.batch_feeds import Source, State
 from ..train.batches import Interrupted, Order
+from ..train.step import PartialStep, PlainStep
 from ..train.task import Task
 from ..train.trainer import Trainer
 from ..worker import script
@@ -44,6 +45,7 @@ class ReplicaTrainer(Trainer):
         assignment: Assignment,
         told: Callable[[], ReplicaGroup | None],
         begin_from: Path | None = None,
+        work: PartialStep | None = None,
     ) -> None:
         if (word := assignment.replicas) is None:
             raise UsageError("replicas: this lease was given by a daemon that knows no replicas; bring daemon and runner to one version")
@@ -68,7 +70,7 @@ class ReplicaTrainer(Trainer):
         facts = _facts(task, stop)
         self.group = Group(settings, told, script.should_stop, self._waits)
         try:
-            self.share = ReplicaStep(task, ranks, self.group, most, self._load, self._meet)
+            self.share = ReplicaStep(work or PlainStep(task, ranks), self.group, task.seed, most, self._load, self._meet)
             super().__init__(task, stop, checkpoints, ranks, work=self.share, begin_from=begin_from)
         except BaseException:
             self.group.close()
@@ -88,6 +90,7 @@ class ReplicaTrainer(Trainer):
         elif self.begun:
             self._save(rng.get_state())
         try:
+            self.share.prepare()
             while True:
                 if self._evaluation_due() and not self._evaluate():
                     return self._leave(rng.get_state())
@@ -170,7 +173,7 @@ class ReplicaTrainer(Trainer):
         loss = {"loss": self.share.loss}
         samples = {"samples": float(self.step * self.task.batch_size)}
         group = {"members": float(len(decision.members)), "lost_seconds": self.group.lost, "gaps": float(self.group.gaps)}
-        self._report({**loss, **samples, **group})
+        self._report({**loss, **samples, **group, **self.share.values})
         self._look_at_target(loss)
         self.tell_loss(self.share.loss)
 

@@ -116,9 +116,6 @@ def test_more_replicas_than_the_pool_has_gpus_are_refused(daemon: Daemon) -> Non
          "f.yaml:3: replicas.max: 4 replicas cannot share a global batch of 3 samples; raise global_batch or lower max"),
         ("gpus: 2\nreplicas: {min: 1, max: 2, global_batch: 4}",
          "f.yaml:4: replicas: each replica has one GPU; write gpus: 1, and the number of replicas as min and max"),
-        ("memory: {cap: 1GiB}\nreplicas: {min: 1, max: 2, global_batch: 4}",
-         "f.yaml:4: replicas: cannot go with memory: a replica has its whole model on its GPU and computes batch_size samples at once; "
-         "remove it"),
         ("replicas: {min: 1, max: 2, global_batch: 4}\narray: {params: {lr: [1, 2]}}",
          "array: cannot go with replicas, which are an array by themselves; submit a job for each combination"),
         ("replicas: {min: 1, max: 2, global_batch: 4, quorum_timeout: 0.1s}",
