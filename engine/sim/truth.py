@@ -21,7 +21,7 @@ from .workload import Workload
 LEAST_NOISE = 0.05  #: normal noise is cut off here: nothing is believed to take no time
 #: Standard error of the logarithm of what the maximum of iterations says of a job that stops at a metric: 002 fig. 5.1 has it spare up to
 #: 22 % of them for the best metric and 31 % for 99 % of that; evenly up to either, the root of the mean of log(1 - spared)^2 is 0.17.
-EARLY = 0.17
+EARLY_SHARE = 0.17
 
 
 def beliefs(workload: Workload, errors: Errors, seed: int) -> Floats:

@@ -31,7 +31,7 @@ from ...engine.home import ENV_IMPORTING
 from ...engine.protocol import Assignment
 from ...engine.spec.model import SERVES, JobSpec, Serve
 from ..lease.rundir import ENV_CHECKPOINTS, ENV_JOB, ENV_RUN_DIR, OOM_EXIT, OOM_MARKER, PREEMPTED_EXIT
-from . import script
+from . import late_dynamo, script
 
 if TYPE_CHECKING:
     import torch
@@ -87,6 +87,7 @@ def _train(spec: JobSpec, assignment: Assignment) -> int:
     import torch
 
     torch.set_num_threads(_threads())
+    late_dynamo.put_off()
     from ..train.batches import Interrupted
 
     if spec.recipe == SWAP_PLAN:

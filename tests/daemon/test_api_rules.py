@@ -350,6 +350,7 @@ GETS = {
 
 
 @pytest.mark.parametrize(("path", "name"), [(path, name) for path, names in GETS.items() for name in names])
+@pytest.mark.sampled(3)
 def test_nonsense_in_a_query(api: Api, path: str, name: str) -> None:
     for value in NONSENSE:
         status, answer = api.send("GET", f"{path}?{name}={quote(str(value))}")

@@ -194,6 +194,7 @@ class Serving(World):
 
 @pytest.mark.parametrize("name", sorted(registry.POLICIES))
 @pytest.mark.parametrize("first", [True, False], ids=["it comes first", "it comes last"])
+@pytest.mark.sampled(4)
 def test_every_policy_serves_it_and_lets_others_end_beside_it(name, first):
     jobs = {1: Job(1, submitted=0.0 if first else 9.0)}
     jobs |= {number: Job(number, remaining=300.0, submitted=float(number)) for number in (2, 3, 4, 5)}

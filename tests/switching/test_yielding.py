@@ -138,6 +138,7 @@ def pauses(job: Job) -> int:
 
 
 @pytest.mark.parametrize("kind", JOBS)
+@pytest.mark.sampled(3)
 def test_paused_again_and_again_it_ends_with_the_weights_of_one_that_was_not(job, asks, kind: str) -> None:
     whole = job("whole", **JOBS[kind]).start()
     assert whole.end() == 0, whole.log
