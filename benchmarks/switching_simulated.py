@@ -6,9 +6,9 @@ Live: a daemon, a runner with one slot that is shared by turns as a GPU is, real
 A layer of theirs waits in place of a GPU and does not compute, so that what else the host does plays a small part.
 
 The simulator gets the very submissions, and what was measured of jobs alone and of two pairs before: seconds of a step, the part of them
-that has the turn (a step without loading takes that), a start from its grant to its first step, an end; `turn`: from a step's end until an
-equal has the turn; `pause`: from when one that goes before wants the turn until the other has given it. Of the server: how long an
-answer takes it alone, and how often it is asked.
+that has the turn (a step without loading takes that), an end, and the mean of their starts, from a grant to the first step; `turn`: from a
+step's end until an equal has the turn; `pause`: from when one that goes before wants the turn until the other has given it. Of the server:
+how long an answer takes it alone, and how often it is asked.
 
 - equals: three trainings of one priority, of different steps, one of which waits for its data
 - priorities: a training of a higher priority that waits for its data comes to one that computes all the time
@@ -70,7 +70,7 @@ class Data:
 def answer(model, requests):
     return model(torch.ones(len(requests), 1)).squeeze(1).tolist()
 
-def task(step, load=0.0, layers=10):
+def task(step, load=0.0, layers=4):
     model = nn.Sequential(*(Layer(step / layers) for _ in range(layers)))
     return Task(model=model, train=Data(load), loss=lambda model, batch: model(batch).square().mean(), batch_size=1, answer=answer)
 """
@@ -96,7 +96,6 @@ MIXES = {"equals": (SHORT, LONG, WAITS), "priorities": (LONG, URGENT), "server":
 class Measured:
     pace: dict[Kind, float]  #: seconds of a step alone
     held: dict[Kind, float]  #: of which it has the turn
-    start: float
     ending: float
     turn: float
     pause: float
@@ -147,15 +146,14 @@ class Bench:
     def measure(self) -> Measured:
         kinds = {kind for mix in MIXES.values() for kind in mix if kind != SERVER}
         pace: dict[Kind, float] = {}
-        starts, endings = [], []
+        endings = []
         self.ended([self.submit(SHORT, 3)])  # what reads torch's files from disk for the first time
         for kind in sorted(kinds | {Kind(kind.step, priority=kind.priority) for kind in kinds}, key=lambda kind: (kind.step, kind.load)):
             progress(f"alone: {kind}")
             job = self.submit(kind, self.steps(kind, self.seconds / 2))
             self.ended([job])
             pace[kind] = self.pace(job)
-            _, granted, first, last, finished = self.lease(job)
-            starts.append(first - pace[kind] - granted)
+            *_, last, finished = self.lease(job)
             endings.append(finished - last)
         held = {kind: pace[Kind(kind.step, priority=kind.priority)] for kind in kinds}
         progress("two equals")
@@ -167,7 +165,7 @@ class Bench:
         progress("the server alone")
         with self.serving() as (run_dir, _), closing(InferenceClient(run_dir, "server")) as client:
             times = [self.answered(client) for _ in range(50)]
-        return Measured(pace, held, float(np.mean(starts)), float(np.mean(endings)), float(turn), pause, float(np.mean(times)))
+        return Measured(pace, held, float(np.mean(endings)), float(turn), pause, float(np.mean(times)))
 
     def pair(self, *kinds: Kind) -> list[int]:
         jobs = [self.submit(kind, self.steps(kind, self.seconds)) for kind in kinds]
@@ -232,8 +230,11 @@ class Bench:
         leases = [self.lease(job) for job in self.mix(kinds)]
         begin = min(lease[0] for lease in leases)
         live = [lease[4] - lease[0] for lease in leases]
+        # Starts are of these very jobs, as in `fidelity`: they are no part of what is compared. A server reports no steps.
+        trained = [(kind, lease) for kind, lease in zip(kinds, leases, strict=True) if kind != SERVER]
+        start = float(np.mean([lease[2] - known.pace[kind] - lease[1] for kind, lease in trained]))
         work = [
-            seconds - known.start if kind == SERVER else self.steps(kind, self.seconds) * known.pace[kind] + known.ending
+            seconds - start if kind == SERVER else self.steps(kind, self.seconds) * known.pace[kind] + known.ending
             for kind, seconds in zip(kinds, live, strict=True)
         ]
         names = [str(kind) for kind in kinds]
@@ -244,12 +245,12 @@ class Bench:
             share=["switched"] * len(kinds), profiles=[Profile(str(kind), utilisation=share) for kind, share in busy.items()],
             iterations=[np.nan if kind == SERVER else self.steps(kind, self.seconds) for kind in kinds],
         )  # fmt: skip
-        costs = Costs(cold_start=known.start, warm_start=known.start, turn=known.turn, pause=known.pause)
+        costs = Costs(cold_start=start, warm_start=start, turn=known.turn, pause=known.pause)
         ended = simulate(workload, Cluster((1,)), registry.create("switchflow", {}), Options(costs=costs)).fates.ended
         return [
             {
                 "mix": name, "step ms": 1e3 * kind.step, "loading": 1e3 * kind.load, "priority": kind.priority,
-                "alone s": seconds + known.start, "live JCT s": real, "simulated s": float(end - came),
+                "alone s": seconds + start, "live JCT s": real, "simulated s": float(end - came),
                 "difference %": 100 * (float(end - came) / real - 1),
             }
             for kind, seconds, real, end, came in zip(kinds, work, live, ended, workload.submitted, strict=True) if kind != SERVER
@@ -272,7 +273,7 @@ def main(given: Sequence[str] | None = None) -> None:
         for name in options.mixes:
             progress(f"mix: {name}")
             rows += bench.compare(name, known)
-    measured = [{"start s": known.start, "ending s": known.ending, "turn ms": 1e3 * known.turn, "pause ms": 1e3 * known.pause,
+    measured = [{"ending s": known.ending, "turn ms": 1e3 * known.turn, "pause ms": 1e3 * known.pause,
                  "an answer ms": 1e3 * known.answer}]  # fmt: skip
     show(options, began, {"Completion times of jobs that take turns": rows, "Measured alone and in pairs": measured})
 
