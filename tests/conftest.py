@@ -7,6 +7,7 @@ of one `xdist_group` stay together, as what they share is made but once.
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -50,6 +51,17 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = Path(tempfile.gettempdir())
     if config.option.basetemp is None and folder.name == str(os.getpid()):  # made by this run; pytest empties what it is given
         config.option.basetemp = str(folder / "t")
+
+
+def pytest_collection() -> None:
+    """No garbage is looked for while millions of objects come that stay."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Nor among them later."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
