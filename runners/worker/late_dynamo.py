@@ -6,6 +6,7 @@ In its place stands a module that keeps off by itself. Whatever else is asked of
 from __future__ import annotations
 
 import importlib
+import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
@@ -96,7 +97,7 @@ class _Parts:
         return importlib.machinery.ModuleSpec(name, _Loaded(loaded))
 
 
-class _Loaded:
+class _Loaded(importlib.abc.Loader):
     """Stands for a module that came with the real one."""
 
     def __init__(self, module: ModuleType) -> None:

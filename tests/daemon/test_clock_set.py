@@ -25,7 +25,7 @@ from stoker.engine.jobs.submission import SubmitRequest, submit
 from stoker.engine.protocol import VERSION, GpuInfo, Hello, Record, Records, Report, Sample, WorkerUpdate
 from stoker.engine.services import Services
 from stoker.engine.spec.model import Demand, JobSpec, Provenance, Retries, Submission, Tier
-from stoker.engine.store.clock import JUMP, Clock, set_since
+from stoker.engine.store.clock import CLOCK_JUMP_SECONDS, Clock, set_since
 from stoker.engine.tasks import Tasks
 from stoker.runners.host.link import _by_steady_time
 
@@ -166,7 +166,7 @@ def test_what_has_not_ended_goes_on_as_if_nothing_had_happened(busy: Host, secon
 
 def test_a_clock_that_is_set_right_by_less_than_a_jump_moves_nothing(busy: Host) -> None:
     before = busy.ages()
-    busy.ahead -= JUMP - 0.1
+    busy.ahead -= CLOCK_JUMP_SECONDS - 0.1
     busy.look()
     assert busy.ages() == before and busy.told() == []
     busy.ahead -= 0.2

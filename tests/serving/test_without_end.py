@@ -14,6 +14,7 @@ from stoker.engine.errors import Conflict, NotFound, StokerError, UsageError
 from stoker.engine.forecast.explain import explain
 from stoker.engine.forecast.ongoing import drained
 from stoker.engine.forecast.work_draws import ENDLESS, Durations, Finished, Known
+from stoker.engine.jobs.control import Control, control
 from stoker.engine.jobs.outcomes import End, judge
 from stoker.engine.jobs.submission import SubmitRequest, submit
 from stoker.engine.protocol import Record, Records, WorkerUpdate
@@ -130,6 +131,14 @@ def _due(tx, batch):
 
 
 # ---- what is learnt, believed and foretold ----
+
+
+def test_a_server_that_is_held_is_told_of_in_its_own_words(host):
+    job = server(host)
+    host.tick({job: Allocation((0,))})
+    host.runs(job)
+    told = host.store.write(control, Control("hold", (job,), "ann"))
+    assert [one["message"] for one in told] == ["is being stopped; when released, it serves again"]
 
 
 def test_it_is_of_a_model_of_its_own_and_its_steps_are_nobodys():

@@ -37,6 +37,7 @@ TINY = {
     "shared_input": ["--jobs", "2", "--steps", "3"],
     "replicas": ["--steps", "12", "--members", "3", "--events", "1"],
     "switching": ["--quick", "--number", "10", "--modes", "turn"],
+    "switching_simulated": ["--seconds", "1", "--mixes", "server"],
     "overhead": ["--pairs", "2", "--seconds", "0.1"],
     "fidelity": ["--policy", "fifo", "--jobs", "3", "--gap", "0.5", "--steps", "5", "10"],
     "ymir_live": ["--tasks", "movies", "amazon", "--seeds=1", "--steps=6", "--limit=16", "--eval-limit=4", "--layers=last"],
@@ -102,7 +103,8 @@ def run(name: str, *arguments: str) -> str:
 NIGHTLY = (
     "accuracy", "adhoc_sql", "assignment", "autosched", "fidelity", "first_step", "hostile", "idle", "intune", "intune_simulated",
     "iterations", "lookups", "overhead", "packing", "page", "perfect", "prompts", "replicas", "reuse_augment", "selector",
-    "shared_input", "store_writes", "submissions", "swap", "swap_models", "switching", "unisched", "warm", "ymir_live",
+    "shared_input", "store_writes", "submissions", "swap", "swap_models", "switching", "switching_simulated", "unisched", "warm",
+    "ymir_live",
 )  # fmt: skip
 
 
