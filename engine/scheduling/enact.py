@@ -79,21 +79,21 @@ def _enact(tx: Transaction, one: Enactment) -> Enacted:
 def _possible(tx: Transaction, grants: Sequence[Grant]) -> tuple[list[Grant], dict[int, str]]:
     if not grants:
         return [], {}
-    startable = {row[0] for row in tx.execute("startable", [g.job for g in grants])}
+    startable = dict(tx.execute("startable", [g.job for g in grants]))
     found = tx.execute("room_on_gpus", sorted({gpu for g in grants for gpu, _ in g.gpus}))
     rooms = {gpu: _Room(*room) for gpu, *room in found}
     possible, skipped = [], {}
     for given in grants:
         if given.job not in startable:
             skipped[given.job] = "no longer waits"
-        elif (lacking := _lacking(given, rooms)) is not None:
+        elif (lacking := _lacking(given, startable[given.job], rooms)) is not None:
             skipped[given.job] = lacking
         else:
             for gpu, _ in given.gpus:
                 room = rooms[gpu]
                 room.holders += 1
                 room.alone += given.share == EXCLUSIVE
-                room.taken += given.memory
+                room.kept, room.more = room.beside(given.memory, startable[given.job])
             possible.append(given)
     return possible, skipped
 
@@ -105,16 +105,22 @@ class _Room:
     memory: int  #: bytes, 0: not known
     holders: int
     alone: int  #: of these, jobs that have it exclusively
-    taken: int  #: bytes that the others need of it
+    kept: int  #: bytes that these keep, whoever has the turn
+    more: int  #: that one of them needs beyond that, at most
+
+    def beside(self, memory: int, kept: int | None) -> tuple[int, int]:
+        """``kept`` and ``more`` with one more job, of which it may be known what it keeps."""
+        keeps = memory if kept is None else min(kept, memory)
+        return self.kept + keeps, max(self.more, memory - keeps)
 
 
-def _lacking(given: Grant, rooms: Mapping[str, _Room]) -> str | None:
+def _lacking(given: Grant, kept: int | None, rooms: Mapping[str, _Room]) -> str | None:
     """Why a grant is impossible on its GPUs; None: it is possible."""
     for gpu, _ in given.gpus:
         room = rooms.get(gpu)
         if room is None or (room.holders and (given.share == EXCLUSIVE or room.alone)):
             return "its GPUs are no longer free"
-        if room.holders and 0 < room.memory < room.taken + given.memory:
+        if room.holders and 0 < room.memory < sum(room.beside(given.memory, kept)):
             return f"waits for memory of GPU {gpu}, which those who share it have taken"
     return None
 

@@ -271,7 +271,8 @@ class _Tick:
         for gpu in allocation.gpus:
             held = [other for other in self.holders.get(gpu, ()) if other in self.partners[job]]
             needs = {other: float(self.view.jobs.gpu_memory[self.row_of[other]]) for other in (*held, *self.begun.get(gpu, ()))}
-            total, wanted = float(self.view.gpus.memory[gpu]), need + sum(needs.values())
+            rows = [self.row_of[one] for one in (job, *needs)]
+            total, wanted = float(self.view.gpus.memory[gpu]), self.view.jobs.beside_each_other(rows)
             if needs and 0 < total < wanted:
                 words = f"{wanted / 2**30:.3g} GiB with {_jobs(sorted(needs))}, of {total / 2**30:.3g} GiB"
                 self._defer(job, f"waits for memory of GPU {self.view.gpus.id[gpu]}: it would take {words}")

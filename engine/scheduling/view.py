@@ -6,7 +6,10 @@ here: a policy ticks on every event, and DuckDB's planning of queries takes most
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,7 +62,7 @@ def snapshot(con: duckdb.DuckDBPyConnection, pool: str, now: float, overheads: O
     transfers, ended = transfers_of(seen.bank, seen.gains, known)
     view = View(now, pool, table, gpus, nodes, profiles, slowdowns=slowdowns, transfers=transfers, ended=ended)
     found = Snapshot(view, lease_id, leases.seconds("expires_at", np.inf), leases.floats("profile", 0.0) > 0, seen.ineligible)
-    return _within_places(found, seen)
+    return _checkpoint_first(_within_places(found, seen), seen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +86,20 @@ class _Read:
     saved: dict[int, Saved]  #: checkpoint of each row that has one or is to begin with one
     unsaving: dict[int, float]  #: expected end of each row that loses all its work when stopped, where a node leaves before that
     steps: dict[int, int]  #: step of each job's checkpoint, where it may be out of reach
+    groups: dict[int, int]  #: group of each row that shares its input, where there is more than one node
+    replicas: list[tuple[int, int, str, int, bool]]  #: of groups none of which trains: array, job, name, step of its checkpoint, has GPUs
 
 
 def _within_places(found: Snapshot, seen: _Read) -> Snapshot:
     """Add the nodes on which each job may start; leave out jobs that wait for a place that is not there."""
-    if not seen.saved and not any(seen.jobs["excluded"]) and not seen.unsaving:
+    beside = _beside(found.view, seen.groups)
+    if not seen.saved and not any(seen.jobs["excluded"]) and not seen.unsaving and not beside:
         return found
     places = places_of(zip(*(seen.nodes[name] for name in ("id", "state", "places", "fetch_at_most", "leaves")), strict=True))
     view = found.view
     free = np.ones(len(view.gpus), dtype=bool)
     free[view.jobs.alloc_gpus] = False
-    where = closed(seen.jobs, view.jobs.gpu_memory, seen.saved, view.gpus, view.nodes, places, free, seen.unsaving)
+    where = closed(seen.jobs, view.jobs.gpu_memory, seen.saved, view.gpus, view.nodes, places, free, seen.unsaving, beside)
     if where.need is None:
         return found
     ids, excluded = view.jobs.id, seen.jobs["excluded"]
@@ -106,6 +112,36 @@ def _within_places(found: Snapshot, seen: _Read) -> Snapshot:
     view = replace(view, jobs=replace(view.jobs, need=where.need), needs=tuple(where.needs))
     found = replace(found, view=view, ineligible=[*found.ineligible, *waits])
     return _without(found, list(where.nowhere)) if waits else found
+
+
+def _beside(view: View, groups: Mapping[int, int]) -> dict[int, Bools]:
+    """The nodes of those that share their input with a row that waits: there it finds the batches that they make."""
+    jobs, nodes = view.jobs, defaultdict[int, Bools](lambda: np.zeros(len(view.nodes.id), dtype=bool))
+    for row, group in groups.items():
+        nodes[group][view.gpus.node[jobs.alloc_gpus[jobs.alloc_start[row] : jobs.alloc_start[row + 1]]]] = True
+    return {row: nodes[group] for row, group in groups.items() if not jobs.held[row] and nodes[group].any()}
+
+
+def _checkpoint_first(found: Snapshot, seen: _Read) -> Snapshot:
+    """Of a group of replicas that is to go on from a checkpoint the tasks that have the newest one: any other would wait with its GPU."""
+    if not seen.replicas:
+        return found
+    array_of = dict(zip(seen.jobs["id"].tolist(), seen.jobs["array_id"].tolist(), strict=True))
+    waiting = {int(job): row for row, job in enumerate(found.view.jobs.id) if not found.lease_id[row]}
+    waits = dict[int, tuple[int, str, str]]()
+    for array, group in groupby(seen.replicas, key=lambda task: task[0]):
+        tasks = list(group)
+        if any(holds for *_, holds in tasks):  # it has begun, and the others copy its state
+            continue
+        startable = [task for task in tasks if task[1] in waiting]
+        _, _, name, newest, _ = max(startable or tasks, key=lambda task: task[3])
+        reason = f"{name} goes first, which has its group's checkpoint at step {newest}"
+        reason += "" if startable else f", and cannot start now; 'stoker move {name} --restart' gives the checkpoint up"
+        first = {job for _, job, _, step, _ in startable if step == newest}
+        waits |= {row: (job, "group", reason) for job, row in waiting.items() if array_of[job] == array and job not in first}
+    if not waits:
+        return found
+    return _without(replace(found, ineligible=[*found.ineligible, *waits.values()]), list(waits))
 
 
 def _without(found: Snapshot, rows: list[int]) -> Snapshot:
@@ -157,9 +193,16 @@ def _read(con: duckdb.DuckDBPyConnection, pool: str, now: float) -> _Read:
         bank=bank,
         gains=fetch(con, "policy/gains_of_signatures") if bank else {},
         ineligible=[] if schedulable.all() else con.execute(parsed(con, "policy/ineligible"), [pool, now]).fetchall(),
+        replicas=_saved_replicas(con, jobs, everything),
         unsaving=_unsaving(con, jobs, work, floats(nodes["leaves"])[nodes["state"] == "up"], now),
+        groups=_groups(con, pool, jobs) if len(set(gpus["node_id"])) > 1 else {},
         **_saved(con, jobs),
     )
+
+
+def _groups(con: duckdb.DuckDBPyConnection, pool: str, jobs: Columns) -> dict[int, int]:
+    found = dict(con.execute(sql("policy/input_groups"), [pool]).fetchall())
+    return {row: found[job] for row, job in enumerate(jobs["id"].tolist()) if job in found} if found else {}
 
 
 def _unsaving(con: duckdb.DuckDBPyConnection, jobs: Columns, work: Work, leaves: Floats, now: float) -> dict[int, float]:
@@ -192,6 +235,14 @@ def _saved(con: duckdb.DuckDBPyConnection, jobs: Columns) -> dict[str, Any]:
     owners = [int(jobs["id"][row]) for row in saved if not jobs["lease_id"][row]]
     steps = dict(con.execute(sql("policy/saved_steps"), [owners]).fetchall()) if owners else {}
     return {"saved": saved, "steps": steps}
+
+
+def _saved_replicas(con: duckdb.DuckDBPyConnection, jobs: Columns, everything: Columns) -> list[tuple[int, int, str, int, bool]]:
+    """Checkpoints of groups of replicas none of which trains, while some of their tasks wait."""
+    waiting = np.unique(ints(jobs["array_id"])[ints(jobs["lease_id"]) == 0])
+    rows = np.flatnonzero(np.isin(ints(everything["array_id"]), waiting[waiting > 0]))
+    arrays = {int(everything["array_id"][row]) for row in rows if everything["place"][row] is not None}
+    return con.execute(sql("policy/saved_replicas"), [sorted(arrays)]).fetchall() if arrays else []
 
 
 def _schedulable(jobs: Columns, now: float) -> Bools:
@@ -246,6 +297,7 @@ def _jobs(
         lease_time=np.maximum(now - leases.seconds("granted_at", np.inf), 0.0),
         remaining=remaining,
         gpu_memory=np.fmax(work.gpu_memory, 0.0),
+        kept=_kept(floats(jobs["kept_memory"]), np.fmax(work.gpu_memory, 0.0)),
         preemptions=ints(jobs["preemptions"]),
         user=codes(jobs["owner"]),
         model=codes(jobs["model"]),
@@ -266,6 +318,11 @@ def _jobs(
         share=words(jobs["share"]),
         begins=jobs["begins"].astype(bool),
     )
+
+
+def _kept(known: Floats, whole: Floats) -> Floats | None:
+    """What jobs keep of their memory between their turns."""
+    return None if np.isnan(known).all() else np.where(np.isnan(known), whole, np.minimum(known, whole))
 
 
 def _tiers(ids: Ints, tiers: Columns) -> tuple[Ints, Floats, Floats]:

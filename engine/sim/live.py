@@ -165,6 +165,7 @@ _MAKE: Mapping[str, Callable[[LiveJobs], Any]] = {
     "backbone": _words(lambda table: table.workload.backbone),
     "share": _words(lambda table: table.workload.share),
     "begins": lambda jobs: None,  # everybody may
+    "kept": lambda jobs: None,  # everybody keeps all
     "_rows": _whole(Column.JOB),
     "_tiers": lambda jobs: jobs._table.tiers(),
     "_gap": _constant(lambda table: table.gap),

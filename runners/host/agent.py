@@ -40,6 +40,7 @@ from ...engine.protocol import ENV_PILOT, NODE, NODE_FORM, VERSION, Assignment, 
 from ...engine.streams import steady_stderr
 from ..backbones.hub_directory import ENV_DOWNLOAD
 from ..handover.handover import Handover
+from ..handover.passed_requests import RequestPasser
 from ..kept_files import kept_files
 from ..lease import processes
 from ..lease.endings import SMALLER
@@ -50,7 +51,7 @@ from ..network.probe import own_place, shared_place
 from ..old_files import KEEP_LOGS, KEEP_REPORTS, clean, keep_snapshots
 from ..runner_lock import held_lock
 from ..share.input_groups import InputGroups
-from ..share.slot_turns import SlotTurns, Taking
+from ..share.slot_turns import SlotTurns, Taking, memory_together
 from ..warm.warm_starts import WarmStarts
 from .divided_cores import DividedCores, Pins
 from .gpus import Devices, find
@@ -143,7 +144,8 @@ class Agent:
             logs = self._logs = LogSender(self._client(), self.options.home, self.options.node, welcome.session, keep=welcome.keeps_logs)
             for directory in self._closed:  # the agent under which they ended may not have sent their logs
                 logs.ended(directory)
-            poller = Poller(self._client(), self.options.node, welcome, self.wake, logs.want, self._heard.renew)
+            passer = RequestPasser(self._client(), self.options.home, self.options.node, welcome.session)
+            poller = Poller(self._client(), self.options.node, welcome, self.wake, logs.want, passer.want, self._heard.renew)
             self._handover = Handover(self._client, self.options.home, self.options.node, welcome.session, self.wake)
             self._handover.start()
             logs.start()
@@ -408,13 +410,15 @@ class Agent:
                 if now.health != "ok":
                     return "lost", f"not started, GPU {now.index} is {now.health}: {now.note}"
             beside = [other for other in self._running() if other is not run and gpu in other.assignment.gpus]
-            taken = sum(other.assignment.gpu_memory for other in beside)  # reserved for them, though they may not have allocated it yet
-            if beside and 0 < known.memory < taken + needed:
+            together = memory_together([other.assignment for other in (run, *beside)])  # reserved, not yet allocated perhaps
+            if beside and 0 < known.memory < together:
+                taken = memory_together([other.assignment for other in beside])
                 words = f"its other jobs need {_size(taken)} of {_size(known.memory)} and the job {_size(needed)} ({field})"
                 return "lost", f"not started, GPU {known.index} is full: {words}"
             free = self.devices.free(gpu)
-            if free is not None and needed > free:
-                return "lost", f"not started, GPU {known.index} has {_size(free)} free and the job needs {_size(needed)} ({field})"
+            at_once = (beside and run.assignment.kept_memory) or needed  # another one may have the turn
+            if free is not None and at_once > free:
+                return "lost", f"not started, GPU {known.index} has {_size(free)} free and the job needs {_size(at_once)} ({field})"
         return None
 
     # -- what happens here --------------------------------------------------------------------------------------------

@@ -232,7 +232,7 @@ def _entry(entry: str) -> tuple[str, str]:
 
 def field_of_memory(spec: Mapping[str, Any]) -> str:
     """The field of a job's spec that gives its need of memory."""
-    if (spec.get("share") or {}).get("memory"):
+    if isinstance((spec.get("share") or {}).get("memory"), int):
         return "share.memory"
     if not spec.get("gpu_memory") and (spec.get("memory") or {}).get("cap"):
         return "memory.cap"

@@ -19,6 +19,7 @@ from ...engine.protocol import (
     POLL,
     REPORT,
     Ack,
+    AskRequest,
     Assignments,
     ForkServer,
     GpuInfo,
@@ -101,9 +102,11 @@ class Poller(threading.Thread):
         welcome: Welcome,
         wake: Callable[[], None],
         send_log: Callable[[LogRequest], None],
+        hand_on: Callable[[AskRequest], None],
         heard: Callable[[float], None] = lambda sent: None,
     ):
         super().__init__(name="poll", daemon=True)
+        self._hand_on = hand_on
         self._heard = heard  #: told when the answered request was sent, by the boot clock
         self._client, self._node, self._welcome, self._wake, self._send_log = client, node, welcome, wake, send_log
         self._lock = threading.Lock()
@@ -124,7 +127,7 @@ class Poller(threading.Thread):
         while not self.leaving.is_set():
             wait = self._welcome.heartbeat
             try:
-                poll = Poll(node=self._node, session=self._welcome.session, version=version, wait=wait, sends_logs=True)
+                poll = Poll(node=self._node, session=self._welcome.session, version=version, wait=wait, sends_logs=True, hands_on=True)
                 sent = boot_clock()
                 content = self._client.post_raw(POLL, msgspec.json.encode(poll), timeout=wait + _TIMEOUT)
                 self._heard(sent)
@@ -143,6 +146,8 @@ class Poller(threading.Thread):
             backoff.reset()
             for request in answer.logs:
                 self._send_log(request)
+            for asked in answer.asks:
+                self._hand_on(asked)
             if answer.version != version:
                 version = answer.version
                 self._deliver(answer, None)

@@ -112,7 +112,13 @@ class Run:
                 self.dir.replace(REPLICAS, msgspec.to_builtins(now.replicas))
         meeting = self.assignment.rendezvous or now.rendezvous
         self.assignment = msgspec.structs.replace(
-            self.assignment, share=now.share, priority=now.priority, rendezvous=meeting, replicas=now.replicas, fetch=now.fetch
+            self.assignment,
+            share=now.share,
+            priority=now.priority,
+            rendezvous=meeting,
+            replicas=now.replicas,
+            fetch=now.fetch,
+            kept_memory=now.kept_memory,
         )
 
     def start(self, launch: Launch, forked: Forked | None = None) -> None:

@@ -111,11 +111,12 @@ def load(what: Sequence[str]) -> None:
     """Import what a worker imports until its first step. ``what``: a recipe or none, and a backbone of it or none."""
     gc.disable()
     import torch
-    import torch._dynamo
     import torch.utils.data
 
+    from ..worker import late_dynamo, ranks, worker  # noqa: F401
+
+    late_dynamo.put_off()
     from ..train import profiling_run, rng, trainer  # noqa: F401
-    from ..worker import ranks, worker  # noqa: F401
 
     with torch.autograd.profiler.record_function(""):
         pass  # it imports more when it is first used, which is in the first step of an optimizer

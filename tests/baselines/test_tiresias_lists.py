@@ -141,6 +141,7 @@ def crowded(seed: int, jobs: int = 250) -> list[Row]:
     ids=str,
 )
 @pytest.mark.parametrize("seed", range(2))
+@pytest.mark.sampled(4)
 def test_crowded(seed: int, config: dict[str, Any]) -> None:
     assert agrees(workload(crowded(seed)), 8, **config) > 200
 

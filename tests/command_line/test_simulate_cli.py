@@ -504,6 +504,7 @@ def test_closing_a_study_ends_its_processes(tmp_path: Path, monkeypatch: pytest.
     ids=["one process", "processes"],
 )
 @pytest.mark.parametrize(("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")])
+@pytest.mark.sampled(2)
 def test_a_signal_leaves_what_is_finished(
     trace: str, home: Home, tmp_path: Path, arguments: list[str], done: list[str], of: int, number: int, code: int, word: str
 ) -> None:

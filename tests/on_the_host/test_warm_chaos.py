@@ -148,6 +148,7 @@ def test_forked_jobs_end_as_those_of_fresh_processes_do(warm: Warm, tmp_path: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # a runner on a full disk: test_full_disk.py
 def test_a_full_disk_costs_no_server(disk: SmallDisk | Quota, warm: Warm) -> None:
     agent = warm.start()
     warm.warmed(1)
@@ -175,6 +176,7 @@ def test_a_full_disk_costs_no_server(disk: SmallDisk | Quota, warm: Warm) -> Non
     ],
     ids=["a thread", "a computation", "an end"],
 )
+@pytest.mark.sampled(2)
 def test_what_no_fork_survives_starts_cold_with_its_reason(at_import: str, why: str, tmp_path: Path) -> None:
     """In the place of a module that the recipe needs."""
     (tmp_path / "tokenizers.py").write_text(at_import)

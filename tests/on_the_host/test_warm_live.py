@@ -55,6 +55,7 @@ def test_people_are_told_how_a_job_started(home: Home, start_daemon: Callable[..
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # all other tests turn them off by the option
 def test_config_toml_turns_warm_starts_off(home: Home, start_daemon: Callable[..., DaemonProcess]) -> None:
     home.config.write_text('[warm]\nmode = "off"\n')
     start_daemon()

@@ -115,6 +115,7 @@ BY_DAY = ("digits-cnn",)  # one with an entrypoint is forked, and ends in each w
     [*(pytest.param(name, 2, id=name) for name in BY_DAY),
      *(pytest.param(name, 100, id=f"{name}, job 100", marks=pytest.mark.nightly) for name in ALL)],
 )  # fmt: skip
+@pytest.mark.nightly  # so do those of all recipes on a directory: test_warm_directories.py
 def test_a_forked_job_equals_a_fresh_process_to_the_bit(host: Warm, name: str, jobs: int, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(USER)
     (tmp_path / "rows.csv").write_text(
@@ -177,6 +178,7 @@ def test_whatever_is_killed_nothing_is_left(host: Warm) -> None:
 @pytest.mark.parametrize(
     "pauses", [(0.0, 0.03), pytest.param((0.0, 0.01, 0.02, 0.04, 0.06), marks=pytest.mark.nightly)], ids=["two", "five"]
 )
+@pytest.mark.nightly  # one that is killed: above; one that hangs: test_warm_chaos.py
 def test_a_server_that_is_killed_while_it_forks_or_hangs_loses_no_job_and_starts_none_twice(host: Warm, pauses: tuple[float, ...]) -> None:
     host.warmed(1)
     for lease, pause in enumerate(pauses, 2):

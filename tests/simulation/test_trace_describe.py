@@ -250,6 +250,7 @@ def test_odd_traces_are_described(name: str) -> None:
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in DRAWN else pytest.mark.nightly) for name in TINY])
 @pytest.mark.slow
+@pytest.mark.sampled(3)
 def test_odd_traces_are_drawn(name: str, tmp_path: Path) -> None:
     page = write_trace_report(Description(TINY[name], capacity=4), tmp_path / "out")
     assert json.loads((page.parent / "trace.json").read_text())["series"]["arrivals"]["bucket"] >= HOUR

@@ -452,6 +452,7 @@ def test_news_without_end_cost_a_bounded_share(store: Store, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("policy", ["edf", "hydra", "genie", "elasticflow", "unisched", "chronus"])
+@pytest.mark.sampled(2)
 def test_who_waits_behind_deadlines_is_told_so(store: Store, policy: str) -> None:
     host = Host(store, policy)
     script = {"command": ["true"], "estimate": 600.0}
