@@ -391,30 +391,6 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stages: Annotated[list[PipelineStage], msgspec.Meta(min_length=1, max_length=100)]
 
 
-class PartTime(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece of a model in one direction, of one micro-batch (004 figs. 3-3 to 3-11); bytes as in the table `part_times`."""
-
-    part: Small
-    name: Name
-    direction: Literal["forward", "backward", "load", "out"]
-    seconds: Seconds
-    parameters: Count
-    gradients: Count
-    activations: Count
-    workspace: Count
-
-
-class PartTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """A profile of a model, or a stretch of it: all rows of some pieces."""
-
-    model: Words
-    signature: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  #: of the job that was profiled
-    device: Name
-    emulated: bool
-    parts: Small  #: pieces of the whole profile
-    rows: Annotated[list[PartTime], msgspec.Meta(min_length=1, max_length=MOST_VALUES)]
-
-
 class Begun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """With which adapter a job has begun, and whether it went on with it; told anew whenever that changes."""
 
@@ -457,7 +433,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kept: Count | None = None  #: of that what it keeps while others have the turn
     speed: Speed | None = None  #: a measurement; such a record tells nothing else
     pipeline: Pipeline | None = None  #: a step of a tuner; such a record tells nothing else
-    part_times: PartTimes | None = None  #: a profile for swapping; such a record tells nothing else
     begun: Begun | None = None  #: such a record tells nothing else
     adapter: LeftAdapter | None = None  #: such a record tells nothing else
     at: Figure | None = None  #: when, by the boot clock of its host (s): what its runner goes by

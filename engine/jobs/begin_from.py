@@ -15,7 +15,7 @@ from .states import FINAL, State
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class WeightSource:
     """A job with whose weights others would begin."""
 
     name: str  #: or number, as people are told
@@ -27,15 +27,15 @@ class Source:
     left: bool = False  #: an adapter of it is in the bank
 
 
-def sources_of(rows: Iterable[Sequence[Any]]) -> dict[int, Source]:
+def sources_of(rows: Iterable[Sequence[Any]]) -> dict[int, WeightSource]:
     """Of the query ``store/weight_sources``, by number."""
     return {
-        job: Source(str(job), msgspec.json.decode(spec, type=JobSpec), State(state), saved, begin_from, owner, left)
+        job: WeightSource(str(job), msgspec.json.decode(spec, type=JobSpec), State(state), saved, begin_from, owner, left)
         for job, spec, state, saved, begin_from, owner, left in rows
     }
 
 
-def objection(spec: JobSpec, source: Source) -> str | None:
+def objection(spec: JobSpec, source: WeightSource) -> str | None:
     """Why a job can never begin with those weights; None: it can, once there is a checkpoint. Whether tensors fit shows when it begins."""
     of, name = source.spec, f"job {source.name}"
     if of.command is not None:
@@ -51,7 +51,7 @@ def objection(spec: JobSpec, source: Source) -> str | None:
     return None
 
 
-def adapter_objection(spec: JobSpec, source: Source, user: str) -> str | None:
+def adapter_objection(spec: JobSpec, source: WeightSource, user: str) -> str | None:
     """Why a job can never begin with the adapter of that job; None: as far as is known it can, once that has ended."""
     of, name = source.spec, f"job {source.name}"
     if source.owner != user:
@@ -80,7 +80,7 @@ def planned(rows: Callable[[list[int]], Iterable[Sequence[Any]]], wanted: Mappin
     return {job: words for job, words in found.items() if words is not None}
 
 
-def _objection_now(job: Source | None, source: Source | None, number: int) -> str | None:
+def _objection_now(job: WeightSource | None, source: WeightSource | None, number: int) -> str | None:
     if job is None or source is None or job is source:
         return "there is no such job" if job is not source else "that is itself"
     if job.spec.command is not None:

@@ -63,7 +63,7 @@ def misplaced(view: View, aside: Bools) -> Bools:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class WorkModel:
     """The optimisation with what is needed to read its answer. ``rows`` are rows of the view, one a job of the problem."""
 
     problem: Problem
@@ -71,7 +71,7 @@ class Model:
     scattered: Bools  #: (options,) spread over more nodes than the gang needs
 
 
-def model(view: View, roles: Roles, standing: Standing, config: UniSchedConfig, open_gpus: Bools) -> Model:
+def model(view: View, roles: Roles, standing: Standing, config: UniSchedConfig, open_gpus: Bools) -> WorkModel:
     """``open_gpus``: usable GPUs that are not set aside, one a GPU of the view."""
     return _Modelling(view, roles, standing, config, open_gpus).model()
 
@@ -108,7 +108,7 @@ class _Modelling:
         takes_part &= roles.wants <= capacity
         return np.flatnonzero(takes_part)
 
-    def model(self) -> Model:
+    def model(self) -> WorkModel:
         start, gpus, cells, slowdown, bonus = self._options()
         owner = np.repeat(np.arange(len(self.rows)), np.diff(start))
         tier_start, tier_leases, tier_room, tier_reward = self._tiers()
@@ -132,7 +132,7 @@ class _Modelling:
             first=self.first,
             memory=self.memory,
         )
-        return Model(problem, self.rows, slowdown > 1.0)
+        return WorkModel(problem, self.rows, slowdown > 1.0)
 
     # What is there
 

@@ -18,7 +18,7 @@ from ...engine.protocol import Assignment, ReplicaGroup
 from ...engine.spec.model import Replicas, Stop
 from ..lease.rundir import REPLICAS
 from ..train import rng
-from ..train.batch_feeds import Source, State
+from ..train.batch_feeds import SampleSource, State
 from ..train.batches import Interrupted, Order
 from ..train.step import PartialStep, PlainStep
 from ..train.task import Task
@@ -64,7 +64,7 @@ class ReplicaTrainer(Trainer):
         task = dataclasses.replace(task, batch_size=replicas.global_batch)
         task.check(1)
         order = Order(len(task.train), task.batch_size, task.seed)
-        self.source = Source(task.train, task.augment, task.collate, task.seed, order)
+        self.source = SampleSource(task.train, task.augment, task.collate, task.seed, order)
         self.history, self.takers = "", tuple[int, ...]()
         self.agreed = False  #: all know that the target of the stopping rule is reached
         facts = _facts(task, stop)
