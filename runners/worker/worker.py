@@ -182,7 +182,7 @@ def _work(spec: JobSpec, task: Task, ranks: Ranks) -> PartialStep | None:
     return ReplayedStep(step)
 
 
-def _plain_or_swapped(spec: JobSpec, task: Task, ranks: Ranks) -> Step | None:
+def _plain_or_swapped(spec: JobSpec, task: Task, ranks: Ranks) -> PartialStep | None:
     if spec.memory is None:
         if spec.share is None or spec.share.gpu != "switched":
             return None
