@@ -15,7 +15,7 @@ from torch.utils.data import default_collate
 
 from ...engine.errors import UsageError
 from ...engine.spec.model import Stop
-from .batches import Dataset
+from .batches import Dataset, Order
 
 
 def _no_loss(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -77,6 +77,8 @@ class Task:
     clip_norm: float | None = None
     """Largest norm of the gradient."""
     seed: int = 0
+    order: Order | None = None
+    """Which samples a step takes, where that is not a permutation of all in each epoch."""
     save_frozen: bool = True
     """False: parameters without gradients are left out of checkpoints, as they are the same whenever the task is built."""
 
