@@ -1,6 +1,6 @@
 """Fine-tunings that begin with what others have left: iterations and CPU-seconds until the target, beside those from the backbone.
 
-    python benchmarks/ymir_live.py [--tasks movies amazon …] [--seeds 3] [--steps 40] [--keep DIRECTORY] [--budget SECONDS]
+    python benchmarks/ymir_live.py [--tasks movies amazon …] [--seeds 3] [--steps 30] [--keep DIRECTORY] [--budget SECONDS]
 
 Real trainings of ``text-classifier`` on MiniLM, one after the other in this process, by the code that a job runs: `adapter_choice` of the
 engine chooses, `beginning` of the runners tries, keeps and undoes, `joint_task` trains two together. Of each task and seed there are
@@ -13,9 +13,10 @@ engine chooses, `beginning` of the runners tries, keeps and undoes, `joint_task`
   by gains          from the second seed on: with the largest gain that the seeds before measured, as it is
   gains shuffled    the control: the same gains, dealt to other pairs
   together          ``--joint`` steps with A in one training, then alone (spatial transfer); A's own rest is measured too
-  computed          alone and ended jobs to the target once more, with features computed in each step
+  computed          alone and ended jobs of the first seed to the target once more, with features computed in each step
 
-Accuracy is looked at after each step, at no charge and without changing the training, whose own evaluations come every five steps.
+Accuracy is looked at after each of the first 16 steps, then less often, at no charge and without changing the training, whose own
+evaluations come every five steps.
 The target is a share of the accuracy that the task has alone in its last steps. Steps count those of trials that were not gone on from,
 and those of a joint phase. CPU-seconds are those of training, trials and evaluations; of kept features the first computing is part of them.
 
@@ -57,9 +58,11 @@ from stoker.runners.worker.ranks import Ranks
 TASKS = ("movies", "amazon", "nyt", "tweets", "sms-spam", "bbc")
 TARGETS = (0.9, 0.95, 0.98)  #: of the accuracy alone
 EVERY = 5  #: steps between a training's own evaluations
+CLOSELY = 16  #: first steps, each of which is looked at
 LAST = 5  #: steps over which the accuracy at the end is the mean
 ALONE = Ranks(0, 1, torch.device("cpu"))
 WAYS = ("ended jobs", "named", "labels shuffled", "by gains", "gains shuffled", "together")
+SHUFFLED = "source shuffled"  #: of which nothing is looked at
 Row = dict[str, Any]
 
 
@@ -81,6 +84,7 @@ class Told:
     """What a training tells of itself, and what is looked at besides."""
 
     look: Callable[[], Mapping[str, float]] | None
+    steps: int  #: of the training
     begun: list[Row] = field(default_factory=list)
     adapter: Row = field(default_factory=dict)
     curve: list[Row] = field(default_factory=list)
@@ -98,7 +102,7 @@ class Told:
         found = {name: value for name, value in values.items() if name.endswith("accuracy")}
         if found:
             self.curve.append({"step": step, "own": True, "spent": spent, **found})
-        elif self.look is not None and "loss" in values:
+        elif self.look is not None and "loss" in values and (step <= CLOSELY or step % 3 == 0 or step > self.steps - LAST):
             began = time.process_time()
             self.curve.append({"step": step, "own": False, "spent": spent, **self.look()})
             self.free += time.process_time() - began
@@ -150,12 +154,12 @@ class Bench:
         task, path = self.task(data or name, name, seed, kept), self.directory(way, name, seed)
         shutil.rmtree(path, ignore_errors=True)
         stop = Stop(iterations=self.steps, metric="accuracy", target=target)
-        with told(looking(task) if kept else None) as tells:
+        with told(looking(task) if kept and way != SHUFFLED else None, self.steps) as tells:
             if weights is not None:
                 Trainer(task, stop, path, ALONE, given=weights).run()
             else:
                 beginning.train(task, lambda path, **how: Trainer(task, stop, path, ALONE, **how), given, curve, stop, path, ALONE)
-        if way not in ("alone", "source shuffled"):
+        if way not in ("alone", SHUFFLED):
             shutil.rmtree(path)
         last = tells.begun[-1] if tells.begun else {}
         about = {name: tells.adapter[name] for name in ("digest", "labels") if name in tells.adapter}
@@ -182,7 +186,7 @@ class Bench:
         phase = joint(tasks[0], tasks[1], self.joint, self.steps)
         path = self.folder / "together"
         shutil.rmtree(path, ignore_errors=True)
-        with told(looking(phase)) as tells:
+        with told(looking(phase), self.joint) as tells:
             trainer = Trainer(phase, Stop(iterations=self.joint), path, ALONE)
             trainer.run()
         shutil.rmtree(path)
@@ -197,16 +201,16 @@ class Bench:
             # A row of the pair, so it has the second one's name; what is trained is the first.
             tasks = [self.task(data, data, seed, kept=True)]
             stop = Stop(iterations=self.steps, metric="accuracy", target=2.0)
-            with told(looking(tasks[0])) as tells:
+            with told(looking(tasks[0]), self.steps) as tells:
                 Trainer(tasks[0], stop, path, ALONE, given=of_first).run()
             shutil.rmtree(path)
             self.keep(name, second, seed, tells, outcome="taken", cost=0, phase=phases[1], **more)
 
 
 @contextmanager
-def told(look: Callable[[], Mapping[str, float]] | None) -> Iterator[Told]:
+def told(look: Callable[[], Mapping[str, float]] | None, steps: int) -> Iterator[Told]:
     before = script.report_of_adapters, script.report
-    tells = Told(look)
+    tells = Told(look, steps)
     script.report_of_adapters, script.report = tells.take, tells.point  # type: ignore[assignment]
     try:
         yield tells
@@ -271,17 +275,18 @@ def measure(bench: Bench, tasks: Sequence[str], seeds: int) -> None:
             bench.train("ended jobs", task, seed, given=chosen, curve=curve, **expected)
             source = partner(tasks, kinds, task, seed)
             bench.train("named", task, seed, given=[named(source, bench.directory("alone", source, seed))], source=source)
-            shuffled = bench.train("source shuffled", source, seed, data=str(with_labels_shuffled(bench, source, seed)))
+            shuffled = bench.train(SHUFFLED, source, seed, data=str(with_labels_shuffled(bench, source, seed)))
             assert shuffled["digest"] != rows[source]["digest"]
-            there = bench.directory("source shuffled", source, seed)
+            there = bench.directory(SHUFFLED, source, seed)
             bench.train("labels shuffled", task, seed, given=[named(source, there)], source=source)
             if seed:
                 for way, dealt in (("by gains", gains), ("gains shuffled", dealt_out(gains, tasks, task, seed))):
-                    best = max((key for key in dealt.pairs if key[1] == task), key=lambda key: dealt.pairs[key].ratio)  # noqa: B023
+                    best = max((key for key in dealt.pairs if key[1] == task), key=lambda key: dealt.pairs[key].ratio)
                     bench.train(way, task, seed, given=[named(best[0], bench.directory("alone", best[0], seed))], source=best[0])
             bench.train_together(source, task, seed)
-            bench.train("alone, computed", task, seed, target=target, kept=False)
-            bench.train("ended jobs, computed", task, seed, target=target, given=chosen, curve=curve, kept=False, **expected)
+            if not seed:
+                bench.train("alone, computed", task, seed, target=target, kept=False)
+                bench.train("ended jobs, computed", task, seed, target=target, given=chosen, curve=curve, kept=False, **expected)
 
 
 def named(data: str, directory: Path) -> AdapterOffer:
@@ -361,7 +366,12 @@ def together(bench: Bench, tasks: Sequence[str]) -> list[Row]:
             rows = [row for row in rows if _alike(bench, row) == (which == "of the same kind")]
             if not rows:
                 continue
-            line: Row = {"begins": way, "with one": which, "trainings": len(rows), "undone": sum(row["outcome"] == "undone" for row in rows)}
+            line: Row = {
+                "begins": way,
+                "with one": which,
+                "trainings": len(rows),
+                "undone": sum(row["outcome"] == "undone" for row in rows),
+            }
             for share in TARGETS:
                 logs = [math.log(steps_of(bench, row, share, way="alone") / max(steps_of(bench, row, share), 1)) for row in rows]
                 line[f"x fewer steps to {share:.0%}"] = math.exp(np.mean(logs))
@@ -392,7 +402,8 @@ def seconds(bench: Bench, tasks: Sequence[str]) -> list[Row]:
         line: Row = {"task": task}
         for way in ("alone", "ended jobs"):
             for kind in ("computed", "kept"):
-                rows = [row for row in bench.rows if row["way"] == (way if kind == "kept" else f"{way}, computed") and row["task"] == task]
+                wanted = way if kind == "kept" else f"{way}, computed"
+                rows = [row for row in bench.rows if (row["way"], row["task"], row["seed"]) == (wanted, task, 0)]
                 spent = [row["spent"] if kind == "computed" else charged(bench, row) for row in rows]
                 line[f"{way}, {kind}"] = float(np.mean(spent)) if spent else -1.0
         found.append(line)
@@ -425,7 +436,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__)
     parser.add_argument("--tasks", nargs="+", default=TASKS, help="packaged sets")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=40, help="of each training")
+    parser.add_argument("--steps", type=int, default=30, help="of each training")
     parser.add_argument("--joint", type=int, default=10, help="steps of a joint phase")
     parser.add_argument("--layers", default="last", choices=("head", "last"))
     parser.add_argument("--limit", type=int, default=300, help="texts to train on")

@@ -13,7 +13,7 @@ import msgspec
 from ..adapters.stored_adapters import keep as keep_adapters
 from ..errors import Conflict, Stale, StokerError, UsageError
 from ..estimation.speeds import Measured, learn_speeds
-from ..jobs.begin_from import first_saved
+from ..jobs.begin_from import first_saved, trained_together
 from ..jobs.leases import EXCLUSIVE, HOST_LACKS, Stop, end, exclude, stop
 from ..jobs.model_profiles import keep_part_times
 from ..jobs.moves import Move, move
@@ -280,6 +280,7 @@ def _take_records(tx: Transaction, batch: Sequence[tuple[str, Records]], live: M
     learn_speeds(tx, speeds)
     keep_part_times(tx, profiles)
     keep_adapters(tx, begun, left)
+    trained_together(tx, begun)
     return stale
 
 

@@ -20,14 +20,15 @@ class PlanError(ValueError):
     """The policy answered with a plan that cannot be; the message names the job and what is wrong with it."""
 
 
-#: of jobs, and with whose weights each is to begin: why some can't
+#: of jobs, and with whose weights each is to begin, or with whom it is to train: why some can't
 Objections = Callable[[Mapping[int, int]], Mapping[int, str]]
 
 
-def check(plan: Plan, view: View, *, reasons: bool = True, objections: Objections | None = None) -> Plan:
+def check(plan: Plan, view: View, *, reasons: bool = True, objections: Objections | None = None, apart: Objections | None = None) -> Plan:
     """The plan in plain numbers, read once, or PlanError when it doesn't fit ``view``; without ``reasons`` nobody will look at them.
 
-    ``objections``: to jobs that begin with the weights of others, of which the view need not know; None: there are none.
+    ``objections``: to jobs that begin with the weights of others, of which the view need not know; None: there are none. ``apart``: to jobs
+    that train together.
 
     A running job may keep what it holds, whatever has become of it; all that is new must be whole gangs on
     usable GPUs that no other job of the plan has, unless a group of the plan shares them. Act on the answer and not
@@ -72,6 +73,9 @@ def check(plan: Plan, view: View, *, reasons: bool = True, objections: Objection
     wanted = {job: one.begin_from for job, one in allocations.items() if one.begin_from is not None}
     for job, words in (objections(wanted) if objections is not None and wanted else {}).items():
         raise PlanError(f"job {job}: is to begin with the weights of job {wanted[job]}: {words}")
+    wanted = {job: one.joint for job, one in allocations.items() if one.joint is not None}
+    for job, words in (apart(wanted) if apart is not None and wanted else {}).items():
+        raise PlanError(f"job {job}: is to train together with job {wanted[job]}: {words}")
     return plain
 
 
@@ -80,8 +84,6 @@ def check_enacted(plan: Plan) -> Plan:
     for job, allocation in plan.allocations.items():
         if allocation.batch_size is not None:
             raise PlanError(f"job {job}: is to train with a batch of {allocation.batch_size}; the daemon does not change batch sizes")
-        if allocation.joint is not None:
-            raise PlanError(f"job {job}: is to train together with job {allocation.joint}; the daemon trains each job by itself")
     return plan
 
 

@@ -37,7 +37,10 @@ class Leaves(Protocol):
 
     def told(self, model: nn.Module, task: Task, checkpoints: Path, /) -> dict[str, Any]: ...  # for the daemon
 
-    def read(self, task: Task, checkpoints: Path, /) -> tuple[dict[str, torch.Tensor], Mapping[str, Any]]: ...  # what another job has left
+    def write_half(self, folder: Path, /) -> None: ...  # the same, beside the weights of a half of a training together
+
+    #: what another job has left; ``whole``: the weights of its own head too
+    def read(self, task: Task, checkpoints: Path, /, *, whole: bool = False) -> tuple[dict[str, torch.Tensor], Mapping[str, Any]]: ...
 
 
 @dataclass(kw_only=True)
