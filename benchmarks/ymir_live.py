@@ -9,10 +9,10 @@ engine chooses, `beginning` of the runners tries, keeps and undoes, `joint_task`
   ended jobs        as ``begin: auto`` does: the other tasks' trainings of that seed are in the bank, and what was measured of pairs in the
                     seeds before; a job that jobs like it went before (a seed before) is compared with what those had
   named             as ``begin: job:A`` does; A is another task of the same kind of labels, another one in each seed
-  labels shuffled   the control: the same A, trained with its labels dealt out anew
+  labels shuffled   the control: the same A, trained with its labels dealt out anew (where A is of the same kind, as the next two)
   by gains          from the second seed on: with the largest gain that the seeds before measured, as it is
   gains shuffled    the control: the same gains, dealt to other pairs
-  together          ``--joint`` steps with A in one training, then alone (spatial transfer); A's own rest is measured too
+  together          ``--joint`` steps with A in one training, then alone (spatial transfer); in the first seed A's own rest is measured too
   computed          alone and ended jobs of the first seed to the target once more, with features computed in each step
 
 Accuracy is looked at after each of the first 16 steps, then less often, at no charge and without changing the training, whose own
@@ -135,13 +135,23 @@ class Bench:
         params = {**self.params, "data": data, "seed": seed, "features": "kept" if kept else "computed"}
         task = worker.build(JobSpec(name="job", recipe="text-classifier", backbone=self.backbone, params=params))
         if kept:
-            cast(Any, task.model).encoder.kept = self.features.setdefault(name, Features())
-            if not self.features[name].computed:
-                looking(task)()
-                with torch.no_grad():
-                    for sample in task.train:  # type: ignore[attr-defined]
-                        task.model(*task.collate([sample])[:2])
+            cast(Any, task.model).encoder.kept = self.kept(name, task)
         return task
+
+    def kept(self, name: str, task: Task) -> Features:
+        """Of all texts of a data set, computed once for all."""
+        file = self.folder / f"{name} features.pt"
+        if name not in self.features and file.exists():
+            self.features[name] = Features()
+            self.features[name]._near, self.features[name].seconds = torch.load(file)
+        elif name not in self.features:
+            cast(Any, task.model).encoder.kept = found = self.features[name] = Features()
+            looking(task)()
+            with torch.no_grad():
+                for sample in task.train:  # type: ignore[attr-defined]
+                    task.model(*task.collate([sample])[:2])
+            torch.save((found._near, found.seconds), file)
+        return self.features[name]
 
     def train(self, way: str, name: str, seed: int, *, data: str = "", given: Sequence[AdapterOffer] = (), weights: Any = None,
               curve: Sequence[tuple[int, float]] = (), target: float = 2.0, kept: bool = True, **more: Any) -> Row:  # fmt: skip
@@ -174,10 +184,10 @@ class Bench:
             file.write(json.dumps(row) + "\n")
         return row
 
-    def train_together(self, first: str, second: str, seed: int) -> None:
-        """The phase, and then both apart; rows of the second's task."""
-        rest = f"together, then {first}"
-        if self.of("together", second, seed) and self.of(rest, second, seed):
+    def train_together(self, first: str, second: str, seed: int, *, rest: bool) -> None:
+        """The phase, then the second, and with ``rest`` the first too, in a row of the second's."""
+        then = f"together, then {first}"
+        if self.of("together", second, seed) and (not rest or self.of(then, second, seed)):
             return
         if time.monotonic() > self.end:
             raise TimeoutError
@@ -196,15 +206,12 @@ class Bench:
         spent = time.process_time() - tells.began - tells.free
         more = {"source": first, "phase_spent": spent}
         self.train("together", second, seed, weights=of_second, phase=phases[0], **more)
-        name, data = rest, first
-        if self.of(name, second, seed) is None:
-            # A row of the pair, so it has the second one's name; what is trained is the first.
-            tasks = [self.task(data, data, seed, kept=True)]
-            stop = Stop(iterations=self.steps, metric="accuracy", target=2.0)
-            with told(looking(tasks[0]), self.steps) as tells:
-                Trainer(tasks[0], stop, path, ALONE, given=of_first).run()
+        if rest and self.of(then, second, seed) is None:
+            task, stop = self.task(first, first, seed, kept=True), Stop(iterations=self.steps, metric="accuracy", target=2.0)
+            with told(looking(task), self.steps) as tells:
+                Trainer(task, stop, path, ALONE, given=of_first).run()
             shutil.rmtree(path)
-            self.keep(name, second, seed, tells, outcome="taken", cost=0, phase=phases[1], **more)
+            self.keep(then, second, seed, tells, outcome="taken", cost=0, phase=phases[1], **more)
 
 
 @contextmanager
@@ -272,21 +279,26 @@ def measure(bench: Bench, tasks: Sequence[str], seeds: int) -> None:
             ]  # fmt: skip
             first = chosen[0].data if chosen else None
             expected = {"source": first, "expected": chosen[0].expected if chosen else None}
-            bench.train("ended jobs", task, seed, given=chosen, curve=curve, **expected)
             source = partner(tasks, kinds, task, seed)
+            alike = kinds[source] == kinds[task]
+            if chosen:
+                bench.train("ended jobs", task, seed, given=chosen, curve=curve, **expected)
             bench.train("named", task, seed, given=[named(source, bench.directory("alone", source, seed))], source=source)
-            shuffled = bench.train(SHUFFLED, source, seed, data=str(with_labels_shuffled(bench, source, seed)))
-            assert shuffled["digest"] != rows[source]["digest"]
-            there = bench.directory(SHUFFLED, source, seed)
-            bench.train("labels shuffled", task, seed, given=[named(source, there)], source=source)
-            if seed:
+            if alike or not seed:
+                bench.train_together(source, task, seed, rest=not seed)
+            if alike:
+                shuffled = bench.train(SHUFFLED, source, seed, data=str(with_labels_shuffled(bench, source, seed)))
+                assert shuffled["digest"] != rows[source]["digest"]
+                there = bench.directory(SHUFFLED, source, seed)
+                bench.train("labels shuffled", task, seed, given=[named(source, there)], source=source)
+            if seed and alike:
                 for way, dealt in (("by gains", gains), ("gains shuffled", dealt_out(gains, tasks, task, seed))):
                     best = max((key for key in dealt.pairs if key[1] == task), key=lambda key: dealt.pairs[key].ratio)
                     bench.train(way, task, seed, given=[named(best[0], bench.directory("alone", best[0], seed))], source=best[0])
-            bench.train_together(source, task, seed)
             if not seed:
                 bench.train("alone, computed", task, seed, target=target, kept=False)
-                bench.train("ended jobs, computed", task, seed, target=target, given=chosen, curve=curve, kept=False, **expected)
+                if chosen:
+                    bench.train("ended jobs, computed", task, seed, target=target, given=chosen, curve=curve, kept=False, **expected)
 
 
 def named(data: str, directory: Path) -> AdapterOffer:
@@ -455,7 +467,7 @@ def main(given: Sequence[str] | None = None) -> None:
             measure(bench, asked.tasks, asked.seeds)
         except TimeoutError:
             progress("the time is over; what follows is of the trainings so far")
-        done = [task for task in asked.tasks if all(bench.of("ended jobs", task, seed) for seed in range(asked.seeds))]
+        done = [task for task in asked.tasks if all(bench.of("named", task, seed) for seed in range(asked.seeds))]
         tables = {"beside alone": together(bench, done), "steps to 95 %": by_task(bench, done), "pairs": pairs_together(bench)}
         show(asked, began, {**tables, "CPU-seconds to 95 %": seconds(bench, done)})
 
