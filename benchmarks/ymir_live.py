@@ -45,7 +45,9 @@ from stoker.engine.adapters.adapter_choice import Banked, Gain, Gains, offers
 from stoker.engine.adapters.stored_adapters import gain_of
 from stoker.engine.protocol import AdapterOffer
 from stoker.engine.spec.model import JobSpec, Stop
+from stoker.policies.ymir.transfer_gain import LearntRatio, judge, temporal_similarity
 from stoker.runners.finetune import beginning
+from stoker.runners.finetune.fisher import SAMPLES, embedding
 from stoker.runners.finetune.joint_task import Together, joint
 from stoker.runners.finetune.kept_features import KeptFeatures
 from stoker.runners.recipes import texts
@@ -408,6 +410,46 @@ def pairs_together(bench: Bench) -> list[Row]:
     return rows
 
 
+def estimators(bench: Bench, tasks: Sequence[str]) -> list[Row]:
+    """The measures of 002 Table 3.2 of ways to foretell the ratio of steps of a named beginning, each pair by what the others were."""
+    pairs = [row for row in bench.rows if row["way"] == "named" and row["task"] in tasks and row["source"] in tasks]
+    if len(pairs) < 2:
+        return []
+    found = {task: _embedding(bench, task) for task in {name for row in pairs for name in (row["task"], row["source"])}}
+    ratios = [steps_of(bench, row, 0.95, way="alone") / max(steps_of(bench, row, 0.95), 1) for row in pairs]
+    scores = [temporal_similarity(found[row["source"]][0], found[row["task"]][1], found[row["task"]][2]) for row in pairs]
+    kinds = [_alike(bench, row) for row in pairs]
+    by_kind, by_score = [], []
+    for number in range(len(pairs)):
+        others = [other for other in range(len(pairs)) if other != number]
+        alike = [math.log(ratios[other]) for other in others if kinds[other] == kinds[number]]
+        by_kind.append(math.exp(float(np.mean(alike))) if alike else 1.0)
+        learnt = LearntRatio()
+        for other in others:
+            learnt.update(scores[other], ratios[other])
+        by_score.append(learnt.predict(scores[number]))
+    lines = []
+    for way, told, by in (("kind of labels", by_kind, [float(kind) for kind in kinds]), ("Task2Vec", by_score, scores)):
+        one = judge(told, ratios, neutral=1.0, by=by)
+        lines.append({"estimator": way, "pairs": len(pairs), "Pearson": one.pearson if math.isfinite(one.pearson) else "-", "MAPE %": one.mean_error, "max %": one.largest_error,
+                      "ACC %": one.right_sign})  # fmt: skip
+    return lines
+
+
+def _embedding(bench: Bench, task: str) -> list[Any]:
+    file = bench.folder / f"{task} embedding.pt"
+    if not file.exists():
+        progress(f"{task}: its embedding")
+        params = {**bench.params, "petl": "lora", "data": task, "seed": 0}
+        del params["layers"]
+        made = worker.build(JobSpec(name="job", recipe="text-classifier", backbone=bench.backbone, params=params))
+        began = time.process_time()
+        found = embedding(made, samples=min(SAMPLES, len(made.train)))
+        progress(f"{task}: {time.process_time() - began:.1f} CPU-s")
+        torch.save([found.whole, *found.halves], file)
+    return [one.numpy() for one in torch.load(file)]
+
+
 def seconds(bench: Bench, tasks: Sequence[str]) -> list[Row]:
     found = []
     for task in tasks:
@@ -469,6 +511,7 @@ def main(given: Sequence[str] | None = None) -> None:
             progress("the time is over; what follows is of the trainings so far")
         done = [task for task in asked.tasks if all(bench.of("named", task, seed) for seed in range(asked.seeds))]
         tables = {"beside alone": together(bench, done), "steps to 95 %": by_task(bench, done), "pairs": pairs_together(bench)}
+        tables |= {"estimators": estimators(bench, done)}
         show(asked, began, {**tables, "CPU-seconds to 95 %": seconds(bench, done)})
 
 

@@ -1,8 +1,8 @@
 """Embeddings of tasks by their gradients (Task2Vec, 002 Eqn 3.2): the diagonal of the Fisher information of what a probe trains.
 
-The probe is the adapter that a classifier trains, filled alike for all tasks, with a head of each task's own. Distances of embeddings are in
-`policies/ymir/transfer_gain.py`. Gradients are taken sample by sample: on a CPU that costs what one pass over all of them does, and it asks
-nothing of the model, where `torch.func.vmap` refuses what looks at its values.
+The probe is the adapter that a classifier trains, filled alike for all tasks, with a head of each task's own. Distances are in
+`policies/ymir/transfer_gain.py`. Gradients are taken sample by sample, which asks nothing of the model: `torch.func.vmap` would refuse one
+that looks at its values.
 """
 
 from __future__ import annotations
