@@ -275,7 +275,11 @@ def _merge(spec: JobSpec) -> Iterator[Problem]:
     if spec.merge in (None, "never"):
         return
     job = spec.merge_job
-    if job is None and spec.merge != "transfer":
+    if spec.merge == "compute":
+        yield Problem(
+            "merge", "compute is what share: {gpu: packed} does, with warm starts: jobs on one GPU, their backbone there once; write that"
+        )
+    elif job is None and spec.merge != "transfer":
         yield Problem("merge", f"must be transfer, never or {FROM_JOB}NAME, not {shown(spec.merge)}")
     elif job is not None and not (0 < len(job) <= MAX_NAME and job.isprintable() and job.strip() == job):
         yield Problem("merge", f"must name a job, such as {FROM_JOB}amazon, not {shown(spec.merge)}")

@@ -11,6 +11,8 @@ from stoker.engine.errors import UsageError
 from stoker.engine.jobs.begin_from import LEAST_JOINT_GAIN
 from stoker.engine.jobs.control import Control, control
 from stoker.engine.protocol import Begun
+from stoker.engine.spec.check import require
+from stoker.engine.spec.model import Reuse
 from stoker.policies.contract import Allocation
 from test_adapter_bank import job, left, offered, ran, send, starts, tells
 
@@ -106,6 +108,33 @@ def test_what_can_never_be_is_refused_in_one_line(first, fields, words, host):
     with pytest.raises(UsageError) as error:
         send(host, merged("movies", "job:amazon", **fields))
     assert str(error.value).startswith("merge: movies: ") and words in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"merge": "both"}, "merge: must be transfer, never or job:NAME, not 'both'"),
+        ({"merge": "job:"}, "merge: must name a job, such as job:amazon, not 'job:'"),
+        ({"merge": "compute"}, "merge: compute is what share: {gpu: packed} does, with warm starts"),
+        ({"gpus_max": 2}, "merge: is for jobs on one GPU, and this one takes up to 2; give gpus: 1, or remove it"),
+        ({"begin": "auto"}, "merge: is not carried out with begin; remove one of them"),
+        ({"weights": "job:z"}, "merge: is not carried out with weights; remove one of them"),
+        ({"reuse": Reuse(repeat=2)}, "merge: is not carried out with reuse; remove one of them"),
+        ({"params": {"layers": "head"}}, "merge: with layers: head nothing is trained but the head"),
+        ({"recipe": None, "command": ("x",), "backbone": None, "params": {}}, "merge: is for a job that fine-tunes a backbone by a recipe"),
+    ],
+)
+def test_a_spec_that_cannot_be_is_told_in_one_line(fields, problem):
+    require(merged("a", "job:b"))
+    require(merged("a", "transfer", begin="auto"))
+    with pytest.raises(UsageError) as error:
+        require(msgspec.structs.replace(merged("movies", "job:amazon"), **fields))
+    assert problem in str(error.value) and "\n" not in str(error.value)
+
+
+def test_jobs_that_wait_for_each_other_are_refused(host):
+    with pytest.raises(UsageError, match="merge: a: job b does not say merge: transfer"):
+        send(host, merged("a", "job:b"), merged("b", "job:a"))
 
 
 def test_who_has_begun_and_whoever_is_anothers_are_refused(host):
