@@ -25,11 +25,16 @@ and those of a joint phase. CPU-seconds are those of training, trials and evalua
 
 from __future__ import annotations
 
+import argparse
 import csv
+import gc
 import json
 import math
+import os
 import random
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,10 +55,11 @@ from stoker.runners.finetune import beginning
 from stoker.runners.finetune.fisher import SAMPLES, embedding
 from stoker.runners.finetune.joint_task import Together, joint
 from stoker.runners.finetune.kept_features import KeptFeatures
-from stoker.runners.recipes import texts
+from stoker.runners.recipes import text, texts
 from stoker.runners.train import rng
 from stoker.runners.train.task import Task
 from stoker.runners.train.trainer import Trainer
+from stoker.runners.warm import held
 from stoker.runners.worker import script, worker
 from stoker.runners.worker.ranks import Ranks
 
@@ -328,6 +334,61 @@ def with_labels_shuffled(bench: Bench, name: str, seed: int) -> Path:
     return path
 
 
+# Memory of jobs that are packed
+
+
+def memory(jobs: int, params: Row) -> list[Row]:
+    """Of so many trainings at once, each in a process of its own, or forked from one that holds the backbone (``share: {gpu: packed}``)."""
+    found = []
+    for way in ("cold", "forked"):
+        progress(f"{jobs} jobs at once, {way}")
+        command = [sys.executable, __file__, "--child", json.dumps({**params, "data": "movies", "batch_size": min(16, params["limit"])})]
+        told = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": os.environ | {"OMP_NUM_THREADS": "1"}}
+        started = [subprocess.Popen([*command, *(["--forks", str(jobs)] if way == "forked" else [])], **told)  # type: ignore[call-overload]
+                   for _ in range(jobs if way == "cold" else 1)]  # fmt: skip
+        trained = [int(process.stdout.readline()) for process in started for _ in range(jobs // len(started))]
+        held = [process.pid for process in started] if way == "forked" else []
+        sizes = [_proportional(pid) for pid in trained]
+        found.append({"jobs": way, "count": jobs, "MB each": max(sizes), "MB in all": sum(sizes) + sum(map(_proportional, held))})
+        for process in started:
+            process.communicate()
+    return found
+
+
+def _proportional(pid: int) -> float:
+    """PSS, which divides shared pages among those who share them."""
+    line = next(line for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines() if line.startswith("Pss:"))
+    return int(line.split()[1]) / 1024
+
+
+def child(params: Row, forks: int) -> None:
+    """Train some steps, tell the pid, and stay until the input ends.
+
+    ``forks``: so many children of this process do so, which holds the backbone.
+    """
+    torch.set_num_threads(1)
+    children: list[int] = []
+    if forks:
+        held.hold("minilm", text.load_backbone)
+        gc.collect()
+        gc.freeze()
+    trains = not forks
+    while len(children) < forks and not trains:
+        pid = os.fork()
+        trains = not pid
+        children += [pid] if pid else []
+    if trains:
+        task = worker.build(JobSpec(name="job", recipe="text-classifier", backbone="minilm", params=params))
+        with tempfile.TemporaryDirectory() as folder:
+            Trainer(task, Stop(iterations=3), Path(folder), ALONE).run()
+        os.write(1, f"{os.getpid()}\n".encode())
+    sys.stdin.read()
+    if trains and forks:
+        os._exit(0)
+    for pid in children:
+        os.waitpid(pid, 0)
+
+
 # What came of it
 
 
@@ -431,8 +492,8 @@ def estimators(bench: Bench, tasks: Sequence[str]) -> list[Row]:
     lines = []
     for way, told, by in (("kind of labels", by_kind, [float(kind) for kind in kinds]), ("Task2Vec", by_score, scores)):
         one = judge(told, ratios, neutral=1.0, by=by)
-        lines.append({"estimator": way, "pairs": len(pairs), "Pearson": one.pearson if math.isfinite(one.pearson) else "-", "MAPE %": one.mean_error, "max %": one.largest_error,
-                      "ACC %": one.right_sign})  # fmt: skip
+        known = {"Pearson": one.pearson if math.isfinite(one.pearson) else "-", "MAPE %": one.mean_error}
+        lines.append({"estimator": way, "pairs": len(pairs), **known, "max %": one.largest_error, "ACC %": one.right_sign})
     return lines
 
 
@@ -497,7 +558,13 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--eval-limit", type=int, default=200)
     parser.add_argument("--keep", type=Path, help="directory of what was trained, for a run that goes on")
     parser.add_argument("--budget", type=float, default=math.inf, help="seconds after which nothing more is begun")
+    parser.add_argument("--packed", type=int, default=4, help="trainings at once whose memory is measured; 0: none")
+    parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("--forks", type=int, default=0, help=argparse.SUPPRESS)
     asked = parser.parse_args(given)
+    if asked.child is not None:
+        child(asked.child, asked.forks)
+        return
     torch.set_num_threads(1)
     began = machine()
     params = {"layers": asked.layers, "limit": asked.limit, "eval_limit": asked.eval_limit, "eval_every": EVERY, "checkpoint_every": 0}
@@ -511,7 +578,7 @@ def main(given: Sequence[str] | None = None) -> None:
             progress("the time is over; what follows is of the trainings so far")
         done = [task for task in asked.tasks if all(bench.of("named", task, seed) for seed in range(asked.seeds))]
         tables = {"beside alone": together(bench, done), "steps to 95 %": by_task(bench, done), "pairs": pairs_together(bench)}
-        tables |= {"estimators": estimators(bench, done)}
+        tables |= {"estimators": estimators(bench, done), "memory": memory(asked.packed, params) if asked.packed else []}
         show(asked, began, {**tables, "CPU-seconds to 95 %": seconds(bench, done)})
 
 

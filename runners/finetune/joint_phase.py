@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ...engine.errors import StokerError, UsageError
 from ...engine.protocol import MOST_WORDS
 from ...engine.spec.model import Stop
@@ -41,11 +43,13 @@ def train_together(task: Task, partner: int, build: Callable[[], Task], stop: St
     ``build``: the partner's task. What came of it is told to the daemon, also where that was told before.
     """
     folder = checkpoints / part_of(partner)
-    found, state = Checkpoints(folder), known(checkpoints)
-    if state is not None and (state.phase, state.source) == ("joint", partner) and found.steps():
+    found, state, own = Checkpoints(folder), known(checkpoints), Checkpoints(checkpoints).steps()
+    together = state is not None and (state.phase, state.source) == ("joint", partner)
+    if together and own and found.steps():
+        shutil.rmtree(folder / PHASE, ignore_errors=True)
         _tell(task, partner, "joint", found.steps()[-1])
         return True
-    if state is not None or Checkpoints(checkpoints).steps():
+    if own or (state is not None and not together):
         return _apart(task, partner, "it had begun to train before")
     if ranks.size > 1:
         return _apart(task, partner, "a gang trains with nobody together")
@@ -59,6 +63,8 @@ def train_together(task: Task, partner: int, build: Callable[[], Task], stop: St
     except StokerError as error:
         return _apart(task, partner, str(error))
     log.info("trains %d steps together with job %d", steps, partner)
+    if stop.metric == "loss":  # that of both is not the first one's
+        stop = msgspec.structs.replace(stop, metric=None, target=None)
     trainer = Trainer(phase, stop, folder / PHASE, ranks, until=steps)
     if not trainer.run():
         return False

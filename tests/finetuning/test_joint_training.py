@@ -135,6 +135,28 @@ def test_whoever_is_stopped_on_the_way_ends_with_the_same_bits(task, told, tmp_p
     assert same(*halves)
 
 
+@pytest.mark.parametrize("after", ["the half", "what was decided", "its own"])
+def test_whoever_is_killed_while_the_halves_are_written_ends_with_the_same_bits(after, task, told, tmp_path, monkeypatch):
+    whole = task("mails")
+    trains(whole, tmp_path / "whole", lambda: task("news"))
+    place, name = {"the half": (joint_phase, "keep"), "what was decided": (joint_phase, "_own"), "its own": (joint_phase.shutil, "rmtree")}[
+        after
+    ]
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(place, name, lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        trains(task("mails"), tmp_path / "killed", lambda: task("news"))
+    told.clear()
+    broken = task("mails")
+    assert trains(broken, tmp_path / "killed", lambda: task("news")) and same(broken.model.state_dict(), whole.model.state_dict())
+    assert begun(told) == [("joint", 2, 4)] and not (tmp_path / "killed" / joint_phase.part_of(2) / joint_phase.PHASE).exists()
+
+
+def test_a_target_of_the_loss_is_the_first_ones_alone(task, told, tmp_path):
+    first = task("mails")
+    trains(first, tmp_path / "a", lambda: task("news"), stop=Stop(iterations=STEPS, metric="loss", target=100.0, mode="min"))
+    assert begun(told) == [("joint", 2, 4)] and told[-1]["adapter"]["steps"] == 5
+
+
 @pytest.mark.parametrize(
     ("fields", "stop", "why"),
     [
