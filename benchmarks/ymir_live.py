@@ -520,7 +520,7 @@ def seconds(bench: Bench, tasks: Sequence[str]) -> list[Row]:
                 wanted = way if kind == "kept" else f"{way}, computed"
                 rows = [row for row in bench.rows if (row["way"], row["task"], row["seed"]) == (wanted, task, 0)]
                 spent = [row["spent"] if kind == "computed" else charged(bench, row) for row in rows]
-                line[f"{way}, {kind}"] = float(np.mean(spent)) if spent else -1.0
+                line[f"{way}, {kind}"] = float(np.mean(spent)) if spent else "-"
         found.append(line)
     return found
 
@@ -533,7 +533,7 @@ def by_task(bench: Bench, tasks: Sequence[str]) -> list[Row]:
         line["alone"] = float(np.mean([steps_of(bench, row, 0.95) for row in alone]))
         for way in WAYS:
             rows = [row for row in bench.rows if row["way"] == way and row["task"] == task]
-            line[way] = float(np.mean([steps_of(bench, row, 0.95) for row in rows])) if rows else -1.0
+            line[way] = float(np.mean([steps_of(bench, row, 0.95) for row in rows])) if rows else "-"
         found.append(line)
     return found
 
