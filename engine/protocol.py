@@ -131,6 +131,15 @@ class AdapterOffer(msgspec.Struct, frozen=True, kw_only=True):
     same_kind: bool = False  #: only if the kind of labels is the same
     named: bool = False  #: its submitter named it: it is not tried, but taken
     here: bool = True  #: as far as is known the directory lies in a place that this node reads
+    part: str = ""  #: directory below it, of the half of a training together: its own head is there too
+    steps: int = 0  #: that were trained together
+
+
+class Partner(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that waits, and with which one trains its first steps."""
+
+    job: int
+    spec: dict[str, Any]  #: JobSpec
 
 
 class Fetch(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,6 +200,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     fetch: Fetch | None = None  #: what it is to begin with, None: what is in that directory
     replicas: ReplicaGroup | None = None  #: the group of replicas that it is in; ``rendezvous`` is then where it answers the others
     kept_memory: int = 0  #: of ``gpu_memory`` what it keeps while others have the turn; 0: all, or not known
+    joint: Partner | None = None  #: with whom it trains first, while it has no checkpoint of its own
 
 
 class SendCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -392,9 +402,12 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Begun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """With which adapter a job has begun, and whether it went on with it; told anew whenever that changes."""
+    """With which adapter a job has begun, and whether it went on with it; told anew whenever that changes.
 
-    state: Literal["begun", "kept", "undone", "cold"]
+    joint: ``source`` is a job with which it has trained ``step`` steps, or, cold, with which it can't.
+    """
+
+    state: Literal["begun", "kept", "undone", "cold", "joint"]
     source: Count | None = None  #: job whose adapter it is; None: none
     labels: Words
     same_data: bool = False

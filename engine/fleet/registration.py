@@ -13,7 +13,7 @@ import msgspec
 from ..adapters.stored_adapters import keep as keep_adapters
 from ..errors import Conflict, Stale, StokerError, UsageError
 from ..estimation.speeds import Measured, learn_speeds
-from ..jobs.begin_from import first_saved
+from ..jobs.begin_from import first_saved, trained_together
 from ..jobs.leases import EXCLUSIVE, HOST_LACKS, LeaseStop, end, exclude, stop
 from ..jobs.moves import Move, move
 from ..jobs.outcomes import End
@@ -274,6 +274,7 @@ def _take_records(tx: Transaction, batch: Sequence[tuple[str, Records]], live: M
     _progress(tx, latest)
     learn_speeds(tx, speeds)
     keep_adapters(tx, begun, left)
+    trained_together(tx, begun)
     return stale
 
 

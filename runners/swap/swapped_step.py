@@ -134,7 +134,8 @@ class SwappedStep:
         self.device.reset_peak()
         try:
             with back_after_error(moving, self.units.seen.changing), self.device.step() as times:
-                micro = [begun(self.task, *each, self.device, scale) for *each, scale in zip(batches, starts, scales, strict=True)]
+                each = zip(batches, starts, scales, strict=True)
+                micro = [begun(self.task, batch, start, self.device, scale) for batch, start, scale in each]
                 executor.run(micro, arrived)
                 end()
         except (CapExceeded, Varies) as error:

@@ -72,7 +72,7 @@ class Trainer:
         task.check(parts)
         self.checkpoints = Checkpoints(checkpoints)
         self.total = task.steps(stop, self.work.accumulate)
-        self.order = Order(len(task.train), task.batch_size, task.seed)
+        self.order = task.order or Order(len(task.train), task.batch_size, task.seed)
         source = SampleSource(task.train, task.augment, task.collate, task.seed, self.order)
         self.loading = Loading(source, self.order, ranks.rank, parts, reuse, pipeline, group)
         self.model, self.parallel = task.model, self.work.place(task.model)
