@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 from stoker.engine.protocol import Assignment, Replica, ReplicaGroup
 from stoker.engine.spec.model import JobSpec, Replicas, Stop
-from stoker.runners.host.rundir import ENV_CHECKPOINTS, ENV_RUN_DIR, REPLICAS, write_atomically
+from stoker.runners.lease.rundir import ENV_CHECKPOINTS, ENV_RUN_DIR, REPLICAS, write_atomically
 from stoker.runners.network.addresses import free_port
 
 HERE = Path(__file__).parent

@@ -33,8 +33,8 @@ from typing import Any
 
 import numpy as np
 from common import arguments, machine, progress, show
-from stoker.runners.host import processes
-from stoker.runners.host.rundir import RunDir
+from stoker.runners.lease import processes
+from stoker.runners.lease.rundir import RunDir
 from stoker.runners.share import kernel_priority
 
 PAIR = [sys.executable, str(Path(__file__).with_name("switching_pair.py"))]
@@ -109,7 +109,7 @@ class Bench:
         env = {**os.environ, "OMP_NUM_THREADS": "1", "STOKER_TAG": run.tag, "STOKER_LEASE_ID": str(run.lease)}
         env.pop("STOKER_RUN_DIR", None)
         launch = {"argv": list(argv), "env": env, "cwd": str(self.place), "log_limit": 1 << 20, "kill_wait": 5.0, "turns": True}
-        started = self.start([sys.executable, "-I", "-m", "stoker.runners.host.supervisor", str(run.path)], stdin=subprocess.PIPE)
+        started = self.start([sys.executable, "-I", "-m", "stoker.runners.lease.supervisor", str(run.path)], stdin=subprocess.PIPE)
         assert started.stdin is not None
         with started.stdin as pipe:
             pipe.write(json.dumps(launch).encode())

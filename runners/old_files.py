@@ -10,7 +10,7 @@ from pathlib import Path
 from ..engine.protocol import Assignment
 from .handover.fetched import clean_parts, marked
 from .host.report_tail import Acked, ranks
-from .host.rundir import RunDir, snapshot_of
+from .lease.rundir import RunDir, snapshot_of
 
 KEEP_REPORTS = 86400.0  #: seconds after the end of a lease
 KEEP_LOGS = 30 * 86400.0

@@ -15,9 +15,9 @@ from chaos_load import Accepted, Ledger
 from e2e import servers_of
 from stoker.engine.home import Home
 from stoker.engine.jobs.states import FINAL, State, legal
-from stoker.runners.host import processes
 from stoker.runners.host.report_tail import Acked, ranks
-from stoker.runners.host.rundir import ENV_TAG, RunDir
+from stoker.runners.lease import processes
+from stoker.runners.lease.rundir import ENV_TAG, RunDir
 
 #: how jobs of each kind end, unless they are cancelled; those that wait for others are judged by these
 EXPECTED = defaultdict(lambda: State.COMPLETED, {"doomed": State.FAILED, "slow": State.FAILED})

@@ -23,8 +23,8 @@ from stoker.engine.errors import StokerError, StoreError
 from stoker.engine.home import Home
 from stoker.engine.identity import Process
 from stoker.engine.store.acknowledged import Acknowledged
-from stoker.runners.host import processes
-from stoker.runners.host.rundir import RunDir
+from stoker.runners.lease import processes
+from stoker.runners.lease.rundir import RunDir
 from waiting import patient
 
 CONFIG = """
@@ -208,7 +208,7 @@ class Chaos:
             with contextlib.suppress(OSError, ValueError):
                 *_, module, run, _ = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
                 if (
-                    module == "stoker.runners.host.supervisor"
+                    module == "stoker.runners.lease.supervisor"
                     and Path(run).is_relative_to(self.home.path)
                     and (known := processes.stat(pid))
                 ):

@@ -180,15 +180,15 @@ class RunnerProcess(_Process):
 
 def servers_of(home: Home, node: str) -> list[int]:
     """Pids of the fork servers of a runner, also when it has been killed."""
-    from stoker.runners.worker import server_names
+    from stoker.runners.warm import server_names
 
     return [name.pid for name in server_names.find(server_names.place_of(home.path, node))]
 
 
 def end_workers(home: Home) -> None:
     """Kill every worker that was started for this home, with its supervisor: both carry or watch its tag."""
-    from stoker.runners.host import processes
-    from stoker.runners.host.rundir import RunDir
+    from stoker.runners.lease import processes
+    from stoker.runners.lease.rundir import RunDir
 
     for run in RunDir.find(home.path):
         if (run.path / "exit.json").exists():

@@ -21,6 +21,7 @@ from ..errors import LimitExceeded, StokerError
 
 EVERY = 1.0  #: seconds between looks at least
 SHARE = 1 / 30  #: of a core that looking may take
+APART = 0.005  #: seconds from page to page: a tick of a policy that runs meanwhile shares the interpreter with one page, not with all
 MOST = 100  #: streams at a time
 SILENCE = 15.0  #: seconds after which a word is sent that means nothing: who has gone is noticed by it
 
@@ -97,17 +98,22 @@ class PageStream:
             one.news.set()
 
     async def _keep_looking(self) -> None:
+        took = 0.0
         while self._pages and not self._over:
-            began, took = time.monotonic(), 0.0
+            began, before, took = time.monotonic(), took, 0.0
             try:
                 look, took = await self.look()
-                took += await self._pools.run(Kind.LISTING, _tell, look, list(self._pages))
-                self._wake()
+                pages = list(self._pages)
+                took += await self._pools.run(Kind.LISTING, _tell, look, pages)
+                for one in pages:
+                    one.news.set()
+                    await asyncio.sleep(APART)
             except StokerError as error:  # the daemon is too busy at the moment
                 log.info("pages are not told anything new now: %s", error)
             except Exception:  # pages that are open would wait for ever
                 log.exception("pages are not told anything new now")
-            await asyncio.sleep(max(EVERY, took / SHARE) - (time.monotonic() - began))
+            usual = min(took, before)  # one long look alone is the machine's: half a second of it would leave pages without news for 15 s
+            await asyncio.sleep(max(EVERY, usual / SHARE) - (time.monotonic() - began))
 
 
 def _tell(look: Any, pages: list[_Open]) -> float:

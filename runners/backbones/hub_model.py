@@ -17,7 +17,7 @@ from torch import nn
 from ...engine.errors import StokerError, UsageError
 from .. import packages
 from ..packages import imported
-from . import held
+from ..warm import held
 from .hub_directory import HubDirectory, find
 
 #: So set, loading leaves no thread behind, which fork servers need, and fetches nothing.

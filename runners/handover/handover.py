@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ...engine.client import Client
 from ...engine.protocol import SendCheckpoint
-from ..host.rundir import BY_DIGEST, checkpoints_of, snapshot_of
 from ..host.runs import Run
+from ..lease.rundir import BY_DIGEST, checkpoints_of, snapshot_of
 from .fetched import Fetcher, Wanted
 from .sent_checkpoints import CheckpointSender
 

@@ -41,6 +41,9 @@ from ...engine.streams import steady_stderr
 from ..backbones.hub_directory import ENV_DOWNLOAD
 from ..handover.handover import Handover
 from ..kept_files import kept_files
+from ..lease import processes
+from ..lease.endings import SMALLER
+from ..lease.rundir import RunDir
 from ..network.addresses import LOOPBACK, address_towards, require_own, with_free_port
 from ..network.heard import Heard
 from ..network.probe import own_place, shared_place
@@ -48,20 +51,17 @@ from ..old_files import KEEP_LOGS, KEEP_REPORTS, clean, keep_snapshots
 from ..runner_lock import held_lock
 from ..share.input_groups import InputGroups
 from ..share.slot_turns import SlotTurns, Taking
-from ..worker.server_names import place_of
-from . import processes
+from ..warm.server_names import place_of
+from ..warm.warm_starts import WarmStarts
 from .divided_cores import DividedCores, Pins
-from .endings import SMALLER
 from .gpus import Devices, find
 from .health import Health
-from .launch import CannotStart, field_of_memory, prepare
+from .launch import CannotStart, field_of_memory, handed_on, prepare
 from .link import Outbox, Poller, greet
 from .report_tail import Acked
-from .rundir import RunDir
 from .runs import Phase, Run, survivors_of
 from .sent_logs import LogSender, is_owed
 from .telemetry import Telemetry, Worker
-from .warm_starts import WarmStarts
 
 log = logging.getLogger("stoker.runner")
 
@@ -104,7 +104,7 @@ class Agent:
         self._cores = DividedCores(pinned=self._pins.of)
         self._turns = SlotTurns(devices, options.home)
         self._inputs = InputGroups(options.home)
-        self.warm = WarmStarts(enabled=False, place=place_of(options.home, options.node))
+        self.warm = WarmStarts(False, handed_on(os.environ), place_of(options.home, options.node))
         self._servers_told: list[ForkServer] = []
         self._files_told: list[JobFiles] | None = None
         self._sample_at = self._clean_at = self._check_at = 0.0

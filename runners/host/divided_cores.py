@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from ..lease import processes
+from ..lease.rundir import CPUS
 from ..worker.cores import usable
-from . import processes
 from .gpus import Devices
-from .rundir import CPUS
 from .runs import Run
 
 _PASSES = 4  #: looks at the tree of a job for threads that were made meanwhile

@@ -12,7 +12,7 @@ import msgspec
 
 from ...engine.errors import UsageError
 from ...engine.protocol import MOST_GPUS, GpuInfo
-from . import processes
+from ..lease import processes
 
 log = logging.getLogger("stoker.runner")
 

@@ -9,7 +9,7 @@ import msgspec
 from ...engine import identity
 from ...engine.identity import Process
 from ...engine.protocol import GpuInfo
-from . import processes
+from ..lease import processes
 from .gpus import Devices
 
 

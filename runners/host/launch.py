@@ -23,11 +23,11 @@ import msgspec
 
 from ...engine.protocol import ENV_PILOT, Assignment
 from ...engine.spec.model import JobSpec
+from ..lease import rundir
+from ..lease.lease_log import LIMIT
+from ..lease.rundir import RunDir
+from ..lease.supervisor import Launch
 from ..network.addresses import LOOPBACK, free_port, interface_of, is_loopback
-from . import rundir
-from .lease_log import LIMIT
-from .rundir import RunDir
-from .supervisor import Launch
 
 KILL_WAIT = 30.0
 #: of the agent's environment, what a job must not get: its rights at the daemon, and being somebody's rank

@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from ...engine.protocol import LARGEST, LONGEST_NAME, MOST_VALUES, Record
+from ..lease.rundir import RunDir
 from ..worker.script import is_text
-from .rundir import RunDir
 
 log = logging.getLogger("stoker.runner")
 

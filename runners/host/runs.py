@@ -19,11 +19,11 @@ import msgspec
 from ...engine import identity
 from ...engine.identity import Process
 from ...engine.protocol import Assignment, Outcome, Time, Whole
-from . import processes
+from ..lease import processes
+from ..lease.rundir import ENV_TAG, REPLICAS, RunDir, checkpoints_of
+from ..lease.supervisor import TAKEN, Launch, Stop, register, write_exit
+from ..warm.warm_starts import Forked
 from .report_tail import Acked, sizes
-from .rundir import ENV_TAG, REPLICAS, RunDir, checkpoints_of
-from .supervisor import TAKEN, Launch, Stop, register, write_exit
-from .warm_starts import Forked
 
 log = logging.getLogger("stoker.runner")
 
@@ -123,7 +123,7 @@ class Run:
             return
         with open(self.dir.path / "supervisor.log", "ab") as output:
             self.supervisor = supervisor = subprocess.Popen(
-                [sys.executable, "-I", "-m", "stoker.runners.host.supervisor", str(self.dir.path)],
+                [sys.executable, "-I", "-m", "stoker.runners.lease.supervisor", str(self.dir.path)],
                 cwd=self.dir.path,
                 stdin=subprocess.PIPE,
                 stdout=output,

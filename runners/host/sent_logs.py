@@ -14,8 +14,8 @@ from ...engine.client import Client
 from ...engine.errors import LimitExceeded, NotFound, Stale, StokerError, UsageError
 from ...engine.logfile import Place, read_log
 from ...engine.protocol import LAST_LOG, LOG, LastLog, LogPiece, LogRequest
+from ..lease.rundir import RunDir
 from .report_tail import Acked
-from .rundir import RunDir
 
 log = logging.getLogger("stoker.runner")
 

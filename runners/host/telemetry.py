@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ...engine.identity import Stat
 from ...engine.protocol import Sample
-from . import processes
+from ..lease import processes
 from .gpus import Devices, Reading
 
 _QUIET_GPU = 0.05  #: utilisation below which a GPU idles

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ...engine.errors import Conflict
 from ...engine.protocol import Assignment, PlaceTold, SharedPlace
-from ..host.rundir import RunDir, checkpoints_of
+from ..lease.rundir import RunDir, checkpoints_of
 
 PROBE = "place"  #: file in which the name stands
 

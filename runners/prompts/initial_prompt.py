@@ -21,7 +21,7 @@ import torch
 
 from ...engine.errors import NotFound, StokerError, UsageError
 from ..backbones.pretrained import Llm
-from ..host.rundir import ENV_RUN_DIR
+from ..lease.rundir import ENV_RUN_DIR
 from ..worker import script
 from . import soft_prompt
 from .labelled_samples import Samples

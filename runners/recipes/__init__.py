@@ -65,7 +65,7 @@ class Recipe:
     params: Mapping[str, Param] = field(default_factory=dict)
     needs: tuple[str, ...] = ()  #: modules of the extra "recipes"
     #: Names of pre-trained models for the `load_backbone(name)` of its module, whose result its tasks find loaded, by
-    #: `backbones.held.take` or a cache of its own. A parameter `backbone` with choices need not be repeated here.
+    #: `warm.held.take` or a cache of its own. A parameter `backbone` with choices need not be repeated here.
     pretrained: tuple[str, ...] = ()
     texts: bool = True  #: its backbone reads texts, by a tokenizer
     kind: Kind = "train"  #: of its jobs, unless they say another one

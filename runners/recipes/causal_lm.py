@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ...engine.errors import UsageError, nearest
-from ..backbones import held, hub_model
+from ..backbones import hub_model
 from ..backbones.hub_decoder import HubDecoder
 from ..backbones.llama import Llama, LlamaShape, Past
 from ..backbones.pretrained import Llm, ids_of, read_llm, smollm2_directory, text_of
@@ -21,6 +21,7 @@ from ..finetune.left_adapter import LeftAdapter
 from ..finetune.petl import Adapted, Petl, adapt_decoder
 from ..train.batches import interruptible
 from ..train.task import Task
+from ..warm import held
 from . import LLMS, NO_BACKBONE, TEXT_DATASETS, texts
 
 _BYTES = 256  #: the vocabulary of a model that begins with random weights

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ..backbones import held, hub_model
+from ..backbones import hub_model
 from ..backbones.pretrained import Llm, llm_of, load_llm, placed
-from ..host.rundir import ENV_RUN_DIR
+from ..lease.rundir import ENV_RUN_DIR
 from ..prompts.adapter_file import write_adapter
 from ..prompts.initial_prompt import Beginning, Start, home_of_job
 from ..prompts.labelled_files import Columns
@@ -22,6 +22,7 @@ from ..prompts.labelled_samples import Sample, Samples, batch_of, load_samples
 from ..prompts.soft_prompt import SoftPrompt, loss
 from ..train.batches import interruptible
 from ..train.task import Task
+from ..warm import held
 from ..worker import script
 from . import LLMS
 

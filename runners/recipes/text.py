@@ -12,7 +12,7 @@ from torch import nn
 
 from ...engine.errors import UsageError
 from .. import packages
-from ..backbones import held, hub_model
+from ..backbones import hub_model
 from ..backbones.hub_body import HubTexts
 from ..finetune.kept_features import KeptFeatures
 from ..finetune.left_adapter import LeftAdapter, digest_of, kind_of_labels
@@ -20,6 +20,7 @@ from ..finetune.petl import FULL, Adapted, Petl, adapt_body, take_head
 from ..prompts.labelled_files import Columns, read_labelled
 from ..train.batches import interruptible
 from ..train.task import Task
+from ..warm import held
 from . import texts
 from .encoder import HIDDEN, Encoder, load_encoder, load_tokenizer
 

@@ -16,7 +16,7 @@ import torch
 from ...engine.errors import UsageError
 from ...engine.protocol import Assignment, ReplicaGroup
 from ...engine.spec.model import Replicas, Stop
-from ..host.rundir import REPLICAS
+from ..lease.rundir import REPLICAS
 from ..train import rng
 from ..train.batch_feeds import Source, State
 from ..train.batches import Interrupted, Order

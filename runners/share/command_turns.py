@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...engine.identity import Process, stat
-from ..host import processes
-from ..host.rundir import TAKES_TURNS
+from ..lease import processes
+from ..lease.rundir import TAKES_TURNS
 from .told_turns import ToldTurns
 from .turn import Turn
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..host.rundir import INPUT, RunDir
+from ..lease.rundir import INPUT, RunDir
 from .batch_ring import living
 
 MEMORY = Path("/dev/shm")

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from ..host import processes
 from ..host.gpus import Devices
-from ..host.rundir import TURN
 from ..host.runs import Run
+from ..lease import processes
+from ..lease.rundir import TURN
 from .kernel_priority import means, put
 from .turn import look, path_of
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from ..host.rundir import TURN
+from ..lease.rundir import TURN
 from .turn import Turn
 
 

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from ..host.rundir import ENV_LEASE, TAKES_TURNS
+from ..lease.rundir import ENV_LEASE, TAKES_TURNS
 from .told_turns import ToldTurns
 
 

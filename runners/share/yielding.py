@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from ..host.rundir import ENV_LEASE, ENV_RUN_DIR
+from ..lease.rundir import ENV_LEASE, ENV_RUN_DIR
 from ..train import batches
 from ..worker import script
 from .told_turns import ToldTurns

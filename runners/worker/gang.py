@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 
-from ..host.rundir import PREEMPTED_EXIT
+from ..lease.rundir import PREEMPTED_EXIT
 
 CRASHED_GRACE = 3  #: seconds until the ranks beside one that crashed are killed: they wait for it in a collective
 

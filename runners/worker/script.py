@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ..host.rundir import CPUS, DONE, ENV_CHECKPOINTS, ENV_NODE_RANK, ENV_RUN_DIR, STOP_SEEN
+from ..lease.rundir import CPUS, DONE, ENV_CHECKPOINTS, ENV_NODE_RANK, ENV_RUN_DIR, STOP_SEEN
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode
 

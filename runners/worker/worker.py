@@ -30,7 +30,7 @@ from ...engine.errors import StokerError, UsageError, nearest
 from ...engine.home import ENV_IMPORTING
 from ...engine.protocol import Assignment
 from ...engine.spec.model import SERVES, JobSpec, Serve
-from ..host.rundir import ENV_CHECKPOINTS, ENV_JOB, ENV_RUN_DIR, OOM_EXIT, OOM_MARKER, PREEMPTED_EXIT
+from ..lease.rundir import ENV_CHECKPOINTS, ENV_JOB, ENV_RUN_DIR, OOM_EXIT, OOM_MARKER, PREEMPTED_EXIT
 from . import script
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from small_disk import Quota, SmallDisk
 from stoker.engine.cli.children import FIRST_PAUSE, LONGEST_PAUSE, Child, describe_exit
 from stoker.engine.client import Client
 from stoker.engine.home import Home
-from stoker.runners.host import processes
+from stoker.runners.lease import processes
 from waiting import patient, until
 
 

@@ -27,10 +27,10 @@ from stoker.engine.errors import Unreachable
 from stoker.engine.home import Home
 from stoker.engine.identity import Process, alive, boot_id
 from stoker.engine.protocol import Assignment
-from stoker.runners.host import processes
-from stoker.runners.host.rundir import RunDir
 from stoker.runners.host.runs import Run
-from stoker.runners.host.supervisor import write_exit
+from stoker.runners.lease import processes
+from stoker.runners.lease.rundir import RunDir
+from stoker.runners.lease.supervisor import write_exit
 from waiting import patient
 
 BODY = {"provenance": {"argv": ["test"], "cwd": "/"}}

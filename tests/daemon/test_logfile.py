@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from stoker.engine.logfile import CHUNK, TAIL, Piece, Place, read_log, read_timed, read_times, since
-from stoker.runners.host import lease_log
-from stoker.runners.host.lease_log import RotatingLog
+from stoker.runners.lease import lease_log
+from stoker.runners.lease.lease_log import RotatingLog
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from stoker.engine.errors import Conflict, StokerError, UsageError
 from stoker.engine.home import Home
 from stoker.engine.protocol import LONGEST_NAME, MOST_VALUES, MOST_WORDS, VERSION
 from stoker.runners.host.report_tail import read
-from stoker.runners.host.rundir import RunDir
+from stoker.runners.lease.rundir import RunDir
 from waiting import patient
 
 pytestmark = pytest.mark.xdist_group("offers")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from e2e import DaemonProcess, Jobs, RunnerProcess, command, until
 from stoker.engine.home import Home
-from stoker.runners.host import processes
+from stoker.runners.lease import processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("tiny models")]
 

@@ -14,12 +14,12 @@ import pytest
 from stoker.engine.home import Home
 from stoker.runners import packages
 from stoker.runners.backbones import hub_model
-from stoker.runners.host import processes
-from stoker.runners.host.rundir import ENV_TAG
-from stoker.runners.host.warm_starts import Kind, WarmStarts
+from stoker.runners.lease import processes
+from stoker.runners.lease.rundir import ENV_TAG
 from stoker.runners.recipes import ANY
-from stoker.runners.worker import fork_server, loaded_state
-from stoker.runners.worker.server_names import ServerName, connect, find, listen
+from stoker.runners.warm import fork_server, loaded_state
+from stoker.runners.warm.server_names import ServerName, connect, find, listen
+from stoker.runners.warm.warm_starts import Kind, WarmStarts
 from test_agent import until
 from test_warm_starts import Warm, job, said
 
@@ -90,7 +90,7 @@ def test_a_server_is_found_by_the_path_that_it_holds() -> None:
 def test_a_server_of_a_long_path_is_found_by_what_it_was_started_with(tmp_path: Path) -> None:
     path = f"/models/{'long ' * 30}/a model"
     name = ServerName("q" * 12, "k" * 12, 1, ANY, path)
-    code = "import sys; from stoker.runners.worker.server_names import *; n = ServerName(*sys.argv[1:3], os.getpid(), *sys.argv[3:])"
+    code = "import sys; from stoker.runners.warm.server_names import *; n = ServerName(*sys.argv[1:3], os.getpid(), *sys.argv[3:])"
     child = subprocess.Popen([sys.executable, "-c", f"{code}; x = listen(n); print(flush=True); input()", *name[:2], ANY, path],
                              stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
     assert child.stdout is not None

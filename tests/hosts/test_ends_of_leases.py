@@ -15,8 +15,8 @@ from stoker.engine.jobs import leases
 from stoker.engine.protocol import Assignment
 from stoker.engine.spec.model import JobSpec
 from stoker.runners.host import runs
-from stoker.runners.host.rundir import RunDir
 from stoker.runners.host.runs import Run
+from stoker.runners.lease.rundir import RunDir
 
 JOB = JobSpec(name="a", command=["true"])
 

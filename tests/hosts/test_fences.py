@@ -162,7 +162,7 @@ def supervised(run: Path, heard: Path, script: str = "sleep 60", grace: float = 
         "grace": grace,
     }
     run.mkdir()
-    process = subprocess.Popen([sys.executable, "-m", "stoker.runners.host.supervisor", str(run)], stdin=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-m", "stoker.runners.lease.supervisor", str(run)], stdin=subprocess.PIPE)
     assert process.stdin is not None
     process.stdin.write(json.dumps(launch).encode())
     process.stdin.close()

@@ -12,8 +12,8 @@ from stoker.engine.home import Home
 from stoker.engine.logfile import Place, read_log
 from stoker.engine.protocol import LastLog
 from stoker.engine.spec.model import JobSpec
-from stoker.runners.host.rundir import RunDir
 from stoker.runners.host.sent_logs import LogSender
+from stoker.runners.lease.rundir import RunDir
 
 
 @pytest.fixture

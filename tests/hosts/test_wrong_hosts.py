@@ -15,7 +15,7 @@ from stoker.engine.home import Home
 from stoker.engine.protocol import Assignment
 from stoker.engine.spec.model import JobSpec, Retries
 from stoker.runners.host.launch import CannotStart, prepare
-from stoker.runners.host.rundir import RunDir
+from stoker.runners.lease.rundir import RunDir
 
 MISSING = "workdir: there is no directory /data on this node; create it, or submit from another one"
 

@@ -22,11 +22,12 @@ from stoker.engine.errors import Conflict, Stale, StokerError, StoreError
 from stoker.engine.home import Home
 from stoker.engine.identity import Process
 from stoker.engine.protocol import Assignment, Assignments, Hello, Poll, Report
-from stoker.runners.host import agent, link, processes, rundir, supervisor
+from stoker.runners.host import agent, link
 from stoker.runners.host import report_tail as tail
 from stoker.runners.host.gpus import CpuSlots
-from stoker.runners.host.rundir import RunDir
 from stoker.runners.host.runs import Phase, Run
+from stoker.runners.lease import processes, rundir, supervisor
+from stoker.runners.lease.rundir import RunDir
 from stoker.runners.old_files import clean
 from stoker.runners.runner_lock import held_lock
 from waiting import patient, until

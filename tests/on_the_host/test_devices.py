@@ -14,14 +14,14 @@ from stoker.engine.errors import UsageError
 from stoker.engine.protocol import Assignment, Assignments
 from stoker.runners.host import agent as agents
 from stoker.runners.host import gpus as devices
-from stoker.runners.host import processes
 from stoker.runners.host.gpus import CpuSlots, NvmlGpus, Reading, Wanted
 from stoker.runners.host.health import Health
 from stoker.runners.host.launch import CannotStart, prepare, read_env_file
-from stoker.runners.host.rundir import RunDir
 from stoker.runners.host.runs import Phase, Run
-from stoker.runners.host.supervisor import register, write_exit
 from stoker.runners.host.telemetry import Telemetry, Worker, is_quiet
+from stoker.runners.lease import processes
+from stoker.runners.lease.rundir import RunDir
+from stoker.runners.lease.supervisor import register, write_exit
 from waiting import patient, until
 
 GIB = 1 << 30

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from stoker.runners.host.endings import judge, last_line
+from stoker.runners.lease.endings import judge, last_line
 
 RULE = "=" * 60
 

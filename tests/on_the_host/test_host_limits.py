@@ -15,9 +15,9 @@ from stoker.engine.errors import UsageError
 from stoker.engine.spec.build import Context
 from stoker.engine.spec.dump import dump
 from stoker.engine.spec.reading.load import load_text
-from stoker.runners.host.rundir import RunDir
-from stoker.runners.worker import host_limits
-from stoker.runners.worker.host_limits import HostLimits, NotHere, _group
+from stoker.runners.lease import host_limits
+from stoker.runners.lease.host_limits import HostLimits, NotHere, _group
+from stoker.runners.lease.rundir import RunDir
 from waiting import patient
 
 MIB = 1 << 20
@@ -30,7 +30,7 @@ def supervised(home: Path, code: str, lease: int = 1, **host: int) -> tuple[dict
     env = {**os.environ, "STOKER_TAG": run.tag, "STOKER_LEASE_ID": str(lease), "CUDA_VISIBLE_DEVICES": ""}
     argv = [sys.executable, "-S", "-c", textwrap.dedent(code)]
     launch = {"argv": argv, "env": env, "cwd": str(home), "log_limit": MIB, "kill_wait": 5.0, "host": host}
-    command = [sys.executable, "-I", "-m", "stoker.runners.host.supervisor", str(run.path)]
+    command = [sys.executable, "-I", "-m", "stoker.runners.lease.supervisor", str(run.path)]
     subprocess.run(command, input=json.dumps(launch).encode(), check=True, timeout=patient(60))
     word: dict[str, Any] = run.read("exit.json")
     return word, run.log.read_text()

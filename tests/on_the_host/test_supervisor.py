@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from stoker.engine import identity
 from stoker.engine.identity import Process
-from stoker.runners.host import endings, processes
-from stoker.runners.host.rundir import ENV_TAG, RunDir
-from stoker.runners.host.supervisor import TAKEN
+from stoker.runners.lease import endings, processes
+from stoker.runners.lease.rundir import ENV_TAG, RunDir
+from stoker.runners.lease.supervisor import TAKEN
 from waiting import patient, until
 
 
@@ -31,7 +31,7 @@ class Shim:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-I", "-m", "stoker.runners.host.supervisor", str(self.run.path)]
+        command = [sys.executable, "-I", "-m", "stoker.runners.lease.supervisor", str(self.run.path)]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         assert process.stdin is not None
         with process.stdin as pipe:
@@ -105,7 +105,7 @@ def test_a_job_starts_with_default_signals_whatever_its_starter_had(tmp_path: Pa
     ignoring += "signal.pthread_sigmask(0, {2, 12, 15}); "
     one = Shim(tmp_path, ["sh", "-c", "grep -E '^Sig(Ign|Blk)' /proc/self/status"])
     command = [sys.executable, "-c", ignoring + "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"]
-    command += ["-I", "-m", "stoker.runners.host.supervisor", str(one.run.path)]
+    command += ["-I", "-m", "stoker.runners.lease.supervisor", str(one.run.path)]
     subprocess.run(command, input=json.dumps(one.launch).encode(), check=True, timeout=patient(60))
     blocked, ignored = (line.split() for line in one.run.log.read_text().splitlines())
     # 32 and 33 are the C library's own: its posix_spawn, by which make starts this, leaves them ignored, and no sigaction sets them back.
@@ -143,7 +143,7 @@ def test_a_lease_is_started_at_most_once(tmp_path: Path) -> None:
 def test_nothing_is_started_when_the_agent_died_before_saying_what(tmp_path: Path) -> None:
     run = RunDir(tmp_path, 1, 1)
     run.path.mkdir(parents=True)
-    command = [sys.executable, "-I", "-m", "stoker.runners.host.supervisor", str(run.path)]
+    command = [sys.executable, "-I", "-m", "stoker.runners.lease.supervisor", str(run.path)]
     assert subprocess.run(command, input=b'{"argv": ["tou', check=False).returncode == 1
     assert run.read("supervisor.json") is None, "the next agent can start it"
 
@@ -267,7 +267,7 @@ def _cmdline(pid: int) -> bytes:
 def test_what_cannot_be_killed_is_named(tmp_path: Path) -> None:
     """As a process stuck in a driver call: the wait is bounded, and the GPU can be quarantined for those that are left."""
     shim = Shim(tmp_path, ["sh", "-c", "sleep 600 & echo ready; wait"], kill_wait=0.2)
-    helpless = "import sys; from stoker.runners.host import processes, supervisor; processes.send = lambda *_: False"
+    helpless = "import sys; from stoker.runners.lease import processes, supervisor; processes.send = lambda *_: False"
     command = [sys.executable, "-c", f"{helpless}; sys.exit(supervisor.main(sys.argv))", str(shim.run.path)]
     shim.process = subprocess.Popen(command, stdin=subprocess.PIPE)
     assert shim.process.stdin is not None

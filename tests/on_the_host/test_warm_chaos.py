@@ -20,9 +20,9 @@ from small_disk import Quota, SmallDisk
 from stoker.engine import identity
 from stoker.engine.home import Home
 from stoker.engine.protocol import Assignment
-from stoker.runners.host import processes, warm_starts
-from stoker.runners.host.warm_starts import Kind, WarmStarts
-from stoker.runners.worker import fork_server, server_names
+from stoker.runners.lease import processes
+from stoker.runners.warm import fork_server, server_names, warm_starts
+from stoker.runners.warm.warm_starts import Kind, WarmStarts
 from test_agent import until
 from test_warm_starts import Warm, job, said
 from waiting import patient

@@ -13,10 +13,9 @@ from stoker.engine.scheduling.policy_settings import PolicySetting, set_policy
 from stoker.engine.scheduling.warm_by_hand import KeepWarm, keep_warm
 from stoker.engine.scheduling.warm_gpus import EXPECTED, PATIENCE, warm_columns
 from stoker.engine.store.store import Store
-from stoker.runners.backbones import held
-from stoker.runners.host import warm_starts
-from stoker.runners.host.warm_starts import Kind, WarmStarts
 from stoker.runners.recipes import RECIPES, Param, Recipe
+from stoker.runners.warm import held, warm_starts
+from stoker.runners.warm.warm_starts import Kind, WarmStarts
 
 
 def gpus_of(host: Host) -> Any:

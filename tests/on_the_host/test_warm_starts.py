@@ -17,11 +17,11 @@ from stoker.engine import identity
 from stoker.engine.home import Home
 from stoker.engine.identity import Process
 from stoker.engine.protocol import Assignment
-from stoker.runners.host import processes
 from stoker.runners.host.launch import prepare
-from stoker.runners.host.rundir import RunDir
-from stoker.runners.host.warm_starts import Kind, Server, WarmStarts
-from stoker.runners.worker import fork_server, server_names
+from stoker.runners.lease import processes
+from stoker.runners.lease.rundir import RunDir
+from stoker.runners.warm import fork_server, server_names
+from stoker.runners.warm.warm_starts import Kind, Server, WarmStarts
 from test_agent import Host, until
 from waiting import patient
 
@@ -246,7 +246,7 @@ def test_a_process_that_a_fork_would_break_does_not_serve(monkeypatch: pytest.Mo
 #: as after torch.cuda.is_available() where there are GPUs, and with a thread
 UNFIT = """
 import threading, torch
-from stoker.runners.worker import fork_server
+from stoker.runners.warm import fork_server
 bad, torch.cuda._is_in_bad_fork = torch.cuda._is_in_bad_fork, lambda: True
 print(fork_server.unfit())
 torch.cuda._is_in_bad_fork = bad

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 import typing_extensions
 from stoker.engine.home import Home
-from stoker.runners.host import warm_starts
+from stoker.runners.host.agent import Agent, Options
+from stoker.runners.host.gpus import CpuSlots
 from stoker.runners.host.launch import prepare
-from stoker.runners.host.rundir import RunDir
-from stoker.runners.host.warm_starts import Kind, Server, WarmStarts
-from stoker.runners.worker import loaded_state
+from stoker.runners.lease.rundir import RunDir
+from stoker.runners.warm import loaded_state, warm_starts
+from stoker.runners.warm.warm_starts import Kind, Server, WarmStarts
 from test_agent import until
 from test_warm_starts import Warm, job, launched, said
 
@@ -192,13 +193,15 @@ def test_a_server_is_not_used_once_what_it_has_read_or_the_runner_is_another(
     shutil.copy(typing_extensions.__file__, library)
 
 
-def test_the_ranks_of_whoever_started_the_runner_are_no_servers(tmp_path: Path) -> None:
+def test_the_ranks_of_whoever_started_the_runner_are_no_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs do not get them: they would all find another environment than their server's."""
-    env = {**os.environ, "RANK": "3", "WORLD_SIZE": "4", "SLURM_PROCID": "3", "STOKER_PARAM_X": "1"}
-    run = RunDir(tmp_path, 1, 1)
-    launch = prepare(run, job(1), [], env)
-    loaded_in = WarmStarts(True, env)._servers_environment()
-    assert not {"RANK", "WORLD_SIZE", "SLURM_PROCID", "STOKER_PARAM_X"} & loaded_in.keys()
+    theirs = {"RANK": "3", "WORLD_SIZE": "4", "SLURM_PROCID": "3", "STOKER_PARAM_X": "1"}
+    for name, value in theirs.items():
+        monkeypatch.setenv(name, value)
+    launch = prepare(RunDir(tmp_path, 1, 1), job(1), [])
+    agent = Agent(Options(tmp_path, "n1"), lambda: pytest.fail("no daemon here"), CpuSlots("n1", 1))
+    loaded_in = agent.warm._servers_environment()
+    assert not theirs.keys() & loaded_in.keys()
     assert warm_starts._differs(loaded_in, launch["env"], lambda name: True) is None
 
 

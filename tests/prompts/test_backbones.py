@@ -7,8 +7,9 @@ import pytest
 import torch
 from stoker.engine.errors import NotFound, StokerError, Unreachable
 from stoker.runners import packages
-from stoker.runners.backbones import huge_pages, pretrained
+from stoker.runners.backbones import pretrained
 from stoker.runners.backbones.pretrained import load_llm, read_llm, smollm2_directory
+from stoker.runners.warm import huge_pages
 
 MOON = "On July 20, 1969, Neil Armstrong became the first person to walk on the Moon."
 

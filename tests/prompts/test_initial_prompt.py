@@ -9,7 +9,7 @@ from stoker.engine.errors import Conflict, NotFound, StokerError
 from stoker.engine.home import Home
 from stoker.engine.spec.model import JobSpec
 from stoker.runners.backbones.pretrained import load_llm
-from stoker.runners.host.rundir import ENV_CHECKPOINTS, ENV_RUN_DIR
+from stoker.runners.lease.rundir import ENV_CHECKPOINTS, ENV_RUN_DIR
 from stoker.runners.prompts import initial_prompt, soft_prompt
 from stoker.runners.prompts.activations import features
 from stoker.runners.prompts.initial_prompt import Beginning

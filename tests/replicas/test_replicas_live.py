@@ -15,7 +15,7 @@ from replica_members import HERE
 from stoker.engine.home import Home
 
 pytest.importorskip("torchft", reason="the extra 'replicas' is not installed")
-from stoker.runners.host import processes
+from stoker.runners.lease import processes
 from stoker.runners.train.checkpoint import Checkpoints
 
 STEPS = 600

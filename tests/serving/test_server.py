@@ -17,7 +17,7 @@ import pytest
 import torch
 from stoker.engine.errors import LimitExceeded, StokerError, Unreachable, UsageError
 from stoker.engine.spec.model import Serve
-from stoker.runners.host.rundir import ENV_LEASE, ENV_RUN_DIR
+from stoker.runners.lease.rundir import ENV_LEASE, ENV_RUN_DIR
 from stoker.runners.share.inference import Server, _Minute
 from stoker.runners.share.inference_client import InferenceClient
 from stoker.runners.train.task import Task

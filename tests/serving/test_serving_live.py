@@ -17,7 +17,7 @@ import pytest
 from e2e import DaemonProcess, Jobs, RunnerProcess, Said, command, until
 from stoker.engine.errors import StokerError, UsageError
 from stoker.engine.home import Home
-from stoker.runners.host import processes
+from stoker.runners.lease import processes
 from stoker.runners.share.inference_client import InferenceClient
 
 pytestmark = pytest.mark.slow

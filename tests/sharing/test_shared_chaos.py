@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from e2e import DaemonProcess, Jobs, RunnerProcess, command, until
 from stoker.engine.home import Home
-from stoker.runners.host import processes
+from stoker.runners.lease import processes
 
 #: Counts in a file of its checkpoints, and says in another one which process has counted what. Out of memory when it is told to be.
 SCRIPT = """

@@ -16,7 +16,7 @@ from stoker.engine.errors import UsageError
 from stoker.engine.home import Home
 from stoker.engine.spec.build import Context
 from stoker.engine.spec.reading.load import load_text
-from stoker.runners.host import processes
+from stoker.runners.lease import processes
 from stoker.runners.share import input_groups, shared_input
 from stoker.runners.share.batch_ring import living
 from stoker.runners.share.input_groups import InputGroup, InputGroups

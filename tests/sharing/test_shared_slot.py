@@ -19,7 +19,7 @@ from stoker.engine.sim.results.history import History
 from stoker.engine.sim.run_options import Options
 from stoker.engine.sim.simulator import simulate
 from stoker.policies import registry
-from stoker.runners.host import processes
+from stoker.runners.lease import processes
 
 pytestmark = pytest.mark.nightly
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from stoker.engine.identity import stat
 from stoker.engine.protocol import Assignment
-from stoker.runners.host import processes
-from stoker.runners.host.rundir import RunDir
 from stoker.runners.host.runs import Phase, Run
+from stoker.runners.lease import processes
+from stoker.runners.lease.rundir import RunDir
 from stoker.runners.share.command_turns import below
 from stoker.runners.share.turn import Turn, look
 from waiting import patient, until
@@ -63,7 +63,7 @@ class Command:
         self.tell(home / "turn", priority)
         env = {**os.environ, "STOKER_TAG": self.run.tag, "STOKER_LEASE_ID": str(lease), "STOKER_RUN_DIR": str(self.run.path)}
         launch = {"argv": [sys.executable, "-c", code], "env": env, "cwd": str(home), "log_limit": 1 << 20, "kill_wait": 5.0, "turns": True}
-        argv = [sys.executable, "-I", "-m", "stoker.runners.host.supervisor", str(self.run.path)]
+        argv = [sys.executable, "-I", "-m", "stoker.runners.lease.supervisor", str(self.run.path)]
         self.supervisor = subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True)
         assert self.supervisor.stdin is not None
         with self.supervisor.stdin as pipe:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from e2e import DaemonProcess, Jobs, RunnerProcess, command, until
 from stoker.engine.home import Home
-from stoker.runners.host import processes
+from stoker.runners.lease import processes
 from stoker.runners.share.kernel_priority import means
 
 pytestmark = pytest.mark.slow

@@ -20,8 +20,8 @@ import pytest
 from stoker.engine.errors import StokerError
 from stoker.engine.protocol import Assignment
 from stoker.runners.host.gpus import find
-from stoker.runners.host.rundir import RunDir
 from stoker.runners.host.runs import Run
+from stoker.runners.lease.rundir import RunDir
 from stoker.runners.share.slot_turns import SlotTurns
 from stoker.runners.share.turn import Turn, look, path_of
 from waiting import patient, until

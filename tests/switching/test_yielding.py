@@ -17,7 +17,7 @@ import pytest
 import torch
 from stoker.engine.spec.model import Memory
 from stoker.runners.device.metered import MeteredDevice
-from stoker.runners.host.rundir import ENV_RUN_DIR, TURN
+from stoker.runners.lease.rundir import ENV_RUN_DIR, TURN
 from stoker.runners.share.turn import Turn
 from stoker.runners.share.yielding import Yielding
 from stoker.runners.swap.swapped_step import SwappedStep

@@ -9,7 +9,7 @@ import pytest
 import torch
 from stoker.engine.errors import UsageError
 from stoker.engine.spec.model import PipelineOptions, Reuse, Stop, Switch
-from stoker.runners.host.rundir import PREEMPTED_EXIT
+from stoker.runners.lease.rundir import PREEMPTED_EXIT
 from stoker.runners.loaders.pipeline import Pipeline
 from stoker.runners.loaders.readings import sizes
 from stoker.runners.train import piped, redrawn, rng

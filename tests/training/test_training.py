@@ -15,7 +15,7 @@ import torch
 from stoker.engine.errors import UsageError
 from stoker.engine.protocol import Record
 from stoker.engine.spec.model import JobSpec, Stop
-from stoker.runners.host.rundir import OOM_EXIT, OOM_MARKER, PREEMPTED_EXIT
+from stoker.runners.lease.rundir import OOM_EXIT, OOM_MARKER, PREEMPTED_EXIT
 from stoker.runners.train import batch_feeds as feeds
 from stoker.runners.train import batches
 from stoker.runners.train import trainer as training

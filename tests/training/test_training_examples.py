@@ -14,7 +14,7 @@ import torch
 from stoker.engine.spec.build import Context
 from stoker.engine.spec.model import JobSpec, Memory, Stop
 from stoker.engine.spec.reading.load import load_text
-from stoker.runners.host.rundir import PREEMPTED_EXIT
+from stoker.runners.lease.rundir import PREEMPTED_EXIT
 from stoker.runners.recipes import RECIPES
 from stoker.runners.swap.swapped_step import step_of
 from stoker.runners.train import rng

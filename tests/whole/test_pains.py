@@ -29,8 +29,8 @@ from stoker.engine.home import Home
 from stoker.engine.identity import Process, alive, stat
 from stoker.engine.store.store import Store, self_check
 from stoker.runners.host import agent as agents
-from stoker.runners.host import processes
 from stoker.runners.host.gpus import NvmlGpus
+from stoker.runners.lease import processes
 from test_devices import GIB, FakeNvml
 from waiting import patient
 

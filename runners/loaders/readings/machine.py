@@ -9,7 +9,7 @@ import time
 from functools import cache
 from pathlib import Path
 
-from ...host import processes
+from ...lease import processes
 from ...worker import cgroups, cores, script
 
 _CGROUPS = cgroups.MOUNT

@@ -26,13 +26,12 @@ from ...engine import identity
 from ...engine.identity import Process, steady_time
 from ...engine.protocol import Assignment, ForkServer
 from .. import recipes
-from ..worker import loaded_state, server_names
-from ..worker.fork_server import LENGTH, TAG_PLACE
-from ..worker.server_names import ServerName
-from . import processes
-from .launch import handed_on
-from .rundir import ENV_TAG, RunDir
-from .supervisor import Launch
+from ..lease import processes
+from ..lease.rundir import ENV_TAG, RunDir
+from ..lease.supervisor import Launch
+from . import loaded_state, server_names
+from .fork_server import LENGTH, TAG_PLACE
+from .server_names import ServerName
 
 log = logging.getLogger("stoker.runner")
 
@@ -129,7 +128,7 @@ class Server:
     @classmethod
     def start(cls, kind: Kind, env: Mapping[str, str], place: str, key: str, code: str) -> Server:
         ours, theirs = socket.socketpair()
-        argv = [sys.executable, "-P", "-m", "stoker.runners.worker.fork_server", place, key, *filter(None, kind)]
+        argv = [sys.executable, "-P", "-m", "stoker.runners.warm.fork_server", place, key, *filter(None, kind)]
         try:
             with theirs:
                 process = subprocess.Popen(
@@ -254,7 +253,10 @@ class Server:
 
 
 class WarmStarts:
-    """The fork servers of an agent, by what they have loaded. ``place``: where the next agent finds them; empty: none does."""
+    """The fork servers of an agent, by what they have loaded.
+
+    ``environment``: what a job gets of the agent's. ``place``: where the next agent finds them; empty: none does.
+    """
 
     def __init__(self, enabled: bool, environment: Mapping[str, str] | None = None, place: str = ""):
         self.enabled, self.place = enabled, place
@@ -385,8 +387,7 @@ class WarmStarts:
             self._drop(oldest)
 
     def _servers_environment(self) -> dict[str, str]:
-        handed = handed_on(self._environment).items()
-        env = {name: value for name, value in handed if not name.startswith("STOKER_") or name in _OURS}
+        env = {name: value for name, value in self._environment.items() if not name.startswith("STOKER_") or name in _OURS}
         return env | _THREADS | {"PYTHONUNBUFFERED": env.get("PYTHONUNBUFFERED", "1")}
 
     def _spare(self) -> list[Kind]:

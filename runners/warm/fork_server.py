@@ -1,6 +1,6 @@
 """A process that has imported torch and a recipe, and forks the supervisors of jobs.
 
-    python -P -m stoker.runners.worker.fork_server PLACE KEY [RECIPE [BACKBONE]]
+    python -P -m stoker.runners.warm.fork_server PLACE KEY [RECIPE [BACKBONE]]
 
 Its standard input is a socket of the agent's. Each message there carries the socket of one request; the child reads that one, so the
 server holds no secrets and no slow client blocks it. When the agent is gone the server waits a minute for the next one of its place
@@ -36,11 +36,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .. import packages
-from ..backbones import held
-from ..host import supervisor
-from ..host.rundir import ENV_LEASE, ENV_NAME, ENV_TAG
-from ..host.supervisor import Launch, Supervisor, default_signals
-from . import loaded_state, server_names
+from ..lease import supervisor
+from ..lease.rundir import ENV_LEASE, ENV_NAME, ENV_TAG
+from ..lease.supervisor import Launch, Supervisor, default_signals
+from . import held, loaded_state, server_names
 
 LENGTH = struct.Struct("!I")  #: of the request that follows it
 TAG_PLACE = 600  #: bytes of environment in which a child's tag is written
@@ -135,7 +134,7 @@ def load(what: Sequence[str]) -> None:
     import torch.utils.data
 
     from ..train import profiling_run, rng, trainer  # noqa: F401
-    from . import ranks, worker  # noqa: F401
+    from ..worker import ranks, worker  # noqa: F401
 
     with torch.autograd.profiler.record_function(""):
         pass  # it imports more when it is first used, which is in the first step of an optimizer
@@ -237,7 +236,7 @@ def _supervise(request: socket.socket) -> int:
 
 
 def _read(request: socket.socket) -> tuple[Path, Launch]:
-    """Run directory and launch, as `host.warm_starts` sends them. EOFError: the agent died while it sent."""
+    """Run directory and launch, as `warm.warm_starts` sends them. EOFError: the agent died while it sent."""
     (length,) = LENGTH.unpack(_exactly(request, LENGTH.size))
     run, launch = json.loads(_exactly(request, length))
     return Path(run), launch
@@ -333,7 +332,7 @@ class ForkingSupervisor(Supervisor):
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_IGN)  # all three as Python begins
-        from . import script, worker
+        from ..worker import script, worker
 
         sys.argv[:], sys.orig_argv[:] = [worker.__file__], self.launch["argv"]
         _forget()

@@ -1,4 +1,4 @@
-"""The supervisor of one lease, what containerd's shim and conmon are: `python -m stoker.runners.host.supervisor RUN_DIR`.
+"""The supervisor of one lease, what containerd's shim and conmon are: `python -m stoker.runners.lease.supervisor RUN_DIR`.
 
 It is small and outlives the agent, so an agent can be killed, upgraded and started again while jobs train. Standard
 library only. What to run comes as JSON on standard input (see `Launch`): it holds secrets of env files, which must not
@@ -38,7 +38,7 @@ from .rundir import DONE, ENV_LEASE, STOP_SEEN, reserve, write_atomically
 
 if TYPE_CHECKING:
     from ..share.command_turns import CommandTurns
-    from ..worker.host_limits import HostLimits
+    from .host_limits import HostLimits
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PIPE_BYTES = 1 << 20
@@ -179,7 +179,7 @@ class Supervisor:
         """Make ready what keeps it to its part of the host."""
         if not (host := self.launch.get("host")):
             return
-        from ..worker.host_limits import HostLimits
+        from .host_limits import HostLimits
 
         env = self.launch["env"]
         name = f"stoker-{env[ENV_LEASE]}-{os.getpid()}"
