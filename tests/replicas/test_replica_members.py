@@ -12,7 +12,7 @@ from replica_members import PATIENCE, Member, World, counting, world
 
 pytest.importorskip("torchft", reason="the extra 'replicas' is not installed")
 import torch
-from stoker.runners.host.rundir import PREEMPTED_EXIT
+from stoker.runners.lease.rundir import PREEMPTED_EXIT
 
 
 def weights_of(member: Member) -> torch.Tensor:
