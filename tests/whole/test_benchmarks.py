@@ -103,8 +103,8 @@ def run(name: str, *arguments: str) -> str:
 #: Those that take longest even so, most of it for real trainings or whole simulations. What they measure has tests of its own by day.
 NIGHTLY = (
     "adhoc_sql", "assignment", "autosched", "fidelity", "first_step", "hostile", "idle", "intune", "intune_simulated", "iterations",
-    "lookups", "overhead", "packing", "page", "perfect", "prompts", "replica_losses", "replicas", "replicas_pipelines", "reuse_augment", "shared_input", "store_writes",
-    "submissions", "swap", "switching", "unisched", "warm", "ymir_live",
+    "lookups", "overhead", "packing", "page", "perfect", "prompts", "replica_losses", "replicas", "replicas_pipelines",
+    "reuse_augment", "shared_input", "store_writes", "submissions", "swap", "switching", "unisched", "warm", "ymir_live",
 )  # fmt: skip
 
 
