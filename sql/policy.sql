@@ -97,11 +97,17 @@ SELECT id, submitted_at, state = 'pending' AS pending, state = 'suspending' AS s
        gpus_min, gpus_max, priority, demand <> 'best-effort' AS timed, demand = 'strict' AS strict, deadline,
        attained, run_time, preemptions, attempts, hash(owner) AS owner, hash(model) AS model, hash(model, gpus_min) AS model_on_gpus,
        array_id, array_cap::DOUBLE AS array_cap, lease_id, signature, first_start_at, unmeasured,
-       total_steps::DOUBLE AS total_steps, est_duration, gpu_memory,
+       total_steps::DOUBLE AS total_steps, est_duration, gpu_memory, kept_memory::DOUBLE AS kept_memory,
        kind, backbone, share, excluded, place, saved_bytes::DOUBLE AS saved_bytes, bundle IS NOT NULL AS handed_on, not_sent, begin_from::DOUBLE AS begin_from,
        coalesce(begins = 'auto', false) AS begins
 FROM jobs
 WHERE pool = $1 AND finished_at IS NULL
+
+-- name: input_groups
+-- Jobs of a pool that have not ended and share their input, and with whom: those of one user that name the same. $1: pool.
+SELECT id, hash(owner, spec ->> '$.share.input') AS input
+FROM jobs
+WHERE pool = $1 AND finished_at IS NULL AND contains(spec::VARCHAR, '"input"') AND spec ->> '$.share.input' IS NOT NULL
 
 -- name: kept_backbones
 -- Runners and the backbones that fork servers of theirs are to have: by a policy, or by hand.

@@ -11,22 +11,24 @@ import contextlib
 import ipaddress
 import logging
 import resource
+import ssl
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Protocol
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-MOST = 4096  #: TCP connections at most, or half of the descriptors that this process may have: files and the Unix socket need some too
-STRANGERS = 1 / 4  #: the share of them that may be strangers'
+#: TCP connections at most, or half of the descriptors that this process may have: files and the Unix socket need some too
+MOST_CONNECTIONS = 4096
+STRANGERS_SHARE = 1 / 4  #: the share of them that may be strangers'
 OF_ONE_ADDRESS = 1 / 2  #: the share of these that may come from one address
 DESCRIPTORS = 65_536  #: that are asked for: some programs that hooks may run look at each that they could have
 TOKEN_WITHIN = 10.0  #: seconds in which a connection must show a valid token
 HEAD_WITHIN = 10.0  #: seconds from the first byte of a request to the end of its headers
 BODY_IDLE = 30.0  #: seconds between two pieces of a body
 ANSWER_IDLE = 60.0  #: seconds in which somebody takes nothing of an answer
-LOOK = 1.0  #: seconds between looks at the times above
-TELL = 60.0  #: seconds between lines of the log about what was closed
+LOOK_SECONDS = 1.0  #: seconds between looks at the times above
+LOG_INTERVAL_SECONDS = 60.0  #: seconds between lines of the log about what was closed
 log = logging.getLogger(__name__)
 
 
@@ -41,19 +43,28 @@ def raise_descriptors() -> int:
     return DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
 
 
+class Guarded(Protocol):
+    """What is known of one."""
+
+    origin: str
+    transport: asyncio.Transport
+
+    def is_overdue(self, now: float) -> bool: ...
+
+
 class Connections:
     """The TCP connections of a listener, the oldest first."""
 
     def __init__(self, descriptors: int) -> None:
-        self._most = min(MOST, descriptors // 2)
-        self._strangers_most = max(1, int(self._most * STRANGERS))
+        self._most = min(MOST_CONNECTIONS, descriptors // 2)
+        self._strangers_most = max(1, int(self._most * STRANGERS_SHARE))
         self._of_address_most = max(1, int(self._strangers_most * OF_ONE_ADDRESS))
-        self._open: dict[Connection, None] = {}
-        self._strangers: dict[Connection, None] = {}
-        self._by_origin: dict[str, dict[Connection, None]] = {}
+        self._open: dict[Guarded, None] = {}
+        self._strangers: dict[Guarded, None] = {}
+        self._by_origin: dict[str, dict[Guarded, None]] = {}
         self.turned_away = 0
 
-    def add(self, new: Connection) -> bool:
+    def add(self, new: Guarded) -> bool:
         """Take one in, perhaps in the place of a stranger; False: there is no room."""
         beside = self._by_origin.get(new.origin, {})
         if len(beside) >= self._of_address_most:
@@ -67,7 +78,7 @@ class Connections:
         self._by_origin.setdefault(new.origin, {})[new] = None
         return True
 
-    def know(self, one: Connection) -> None:
+    def know(self, one: Guarded) -> None:
         """It has shown a valid token."""
         if one not in self._strangers:
             return
@@ -77,14 +88,14 @@ class Connections:
         if not beside:
             del self._by_origin[one.origin]
 
-    def remove(self, one: Connection) -> None:
+    def remove(self, one: Guarded) -> None:
         self.know(one)
         self._open.pop(one, None)
 
-    def is_stranger(self, one: Connection) -> bool:
+    def is_stranger(self, one: Guarded) -> bool:
         return one in self._strangers
 
-    def _drop(self, one: Connection) -> None:
+    def _drop(self, one: Guarded) -> None:
         self.turned_away += 1
         self.remove(one)
         one.transport.abort()
@@ -105,12 +116,12 @@ class Connections:
             watch.cancel()
 
     async def _watch(self) -> None:
-        told, told_at = 0, -TELL
+        told, told_at = 0, -LOG_INTERVAL_SECONDS
         while True:
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(LOOK_SECONDS)
             now = time.monotonic()
             self.look(now)
-            if self.turned_away > told and now - told_at >= TELL:
+            if self.turned_away > told and now - told_at >= LOG_INTERVAL_SECONDS:
                 log.warning("%d TCP connections were closed: no valid token, or they stood still", self.turned_away - told)
                 told, told_at = self.turned_away, now
 
@@ -166,6 +177,52 @@ class Connection(H11Protocol):
             return True
         reading = self._is_asked() and self.cycle.more_body and not self.flow.read_paused
         return reading and now - self._heard > BODY_IDLE
+
+
+class Sealed(asyncio.Protocol):
+    """One until its TLS handshake is over, when a `Connection` takes it on. It counts as a stranger's from when it is accepted."""
+
+    def __init__(self, connections: Connections, context: ssl.SSLContext, **served: Any) -> None:
+        self.origin = ""
+        self._connections, self._context, self._served = connections, context, served
+        self._opened = time.monotonic()
+        self._early = bytearray()  #: what came with the last piece of the handshake
+        self._lost = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        transport.pause_reading()  # the first byte is for the handshake
+        self.origin = _origin(peer[0]) if (peer := transport.get_extra_info("peername")) else ""
+        if self._connections.add(self):
+            self._shakes = asyncio.get_running_loop().create_task(self._shake())
+        else:
+            transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        self._early += data
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
+
+    def is_overdue(self, now: float) -> bool:
+        return now - self._opened > TOKEN_WITHIN
+
+    async def _shake(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            secured = await loop.start_tls(self.transport, self, self._context, server_side=True, ssl_handshake_timeout=TOKEN_WITHIN)
+        except OSError:  # it spoke no TLS, does not trust us, or has gone
+            return
+        finally:
+            self._connections.remove(self)
+        if self._lost or secured is None:
+            return
+        taken_on = Connection(self._connections, **self._served)
+        secured.set_protocol(taken_on)
+        taken_on.connection_made(secured)
+        if self._early:
+            taken_on.data_received(bytes(self._early))
 
 
 def _origin(address: str) -> str:

@@ -105,7 +105,7 @@ ELSEWHERE = {
     "ask", "submit", "cancel", "retry", "hold", "release", "move", "priority",
     "schedule remove", "runner forget", "runner resume", "runner stop", "drain",
     "runner slurm up", "runner slurm list", "runner slurm down", "runner ray up", "runner ray list", "runner ray down",
-    "policy set", "tune", "swap plan", "token create", "token revoke", "backup", "compact", "demo",
+    "policy set", "tune", "swap plan", "token create", "token revoke", "tls", "backup", "compact", "demo",
     "prompt bank build", "prompt bank add", "prompt bank show", "prompt lookup", "prompt tune",
 }  # fmt: skip
 
@@ -115,6 +115,7 @@ def _no_json(constant: str) -> None:
 
 
 @pytest.mark.parametrize("line", LISTINGS)
+@pytest.mark.sampled(2)
 def test_json_of_every_listing(stoker: Stoker, jobs: dict[str, int], line: str) -> None:
     words = [word.replace("\u00a0", " ") for word in line.split(" ")]
     code, out, err = stoker(*words, "--json")
@@ -142,6 +143,7 @@ def test_every_command_with_json_is_tried() -> None:
 
 
 @pytest.mark.parametrize("line", LISTINGS)
+@pytest.mark.sampled(3)
 def test_text_of_every_listing_is_plain(stoker: Stoker, jobs: dict[str, int], line: str) -> None:
     words = [word.replace("\u00a0", " ") for word in line.split(" ")]
     code, out, err = stoker(*words)
