@@ -81,7 +81,8 @@ class Group:
         self.settings, self._told, self._stop, self._waits = settings, told, stop, waits
         self.lost = 0.0  #: seconds in which others were waited for, or an all-reduce had failed
         self.gaps = 0  #: times that the group had to form anew after it had taken a step
-        self.finished = False
+        self.finished = False  #: all steps are done
+        self._closed = False
         self.gives_way = False  #: it has left as it only kept its GPU from the group's checkpoint
         self._lighthouse = ""  #: in use
         self._client: Any = None  #: of that
@@ -284,7 +285,7 @@ class Group:
 
     def _beat(self) -> None:
         """Signs of life, while there is a group to be in."""
-        while not self.finished:
+        while not (self.finished or self._closed):
             self._ask_again()
             client = self._client
             if client is not None:
@@ -433,7 +434,7 @@ class Group:
             time.sleep(_POLL)
 
     def close(self) -> None:
-        self.finished = True
+        self._closed = True
         self._client = None
         self._dissolve()
         self._answers.close()
