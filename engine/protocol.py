@@ -94,6 +94,9 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     #: seconds without the daemon after which all its jobs are stopped, as the daemon says; None: some of them go on
     fence_after: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None
     pilot: Name | None = None  #: ENGINE/CLUSTER/JOB/HOST of the batch job that it is part of and ends with; None: of none
+    serves: Name | None = (
+        None  #: the daemon whose jobs are in its home, as that says (`Welcome.daemon`); None: nobody's, or it does not tell
+    )
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +111,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True):
     keeps_logs: bool = False  #: the daemon cannot read the runner's files: it takes the end of each log when a lease ends
     fence_after: float | None = None  #: seconds without an answer of the daemon after which jobs are stopped, None: they go on
     download: bool = False  #: whether jobs may fetch the backbones that they name
+    daemon: str | None = None  #: which one this is; None: its version does not tell
 
 
 class Poll(msgspec.Struct, frozen=True, kw_only=True):

@@ -82,7 +82,7 @@ class _Placing:
     def _start_chosen(self) -> None:
         """The largest first, as in the proof of Remark 5.1: large cells are handed out before they are split.
 
-        Before that, who needs the GPUs with much memory, which the others can do without.
+        Before that, who may start on some nodes only, then who needs the GPUs with much memory: the others can do without these.
         """
         heap = [self._precedence(row) for row in self.pending[self.chosen].tolist()]
         heapq.heapify(heap)
@@ -95,9 +95,9 @@ class _Placing:
                 self._start(row, relaxed=relaxed)
         self.preempted += [row for row in self.moving if row not in self.given]
 
-    def _precedence(self, row: int) -> tuple[float, int, int]:
+    def _precedence(self, row: int) -> tuple[bool, float, int, int]:
         scarce = self._picky and float(self.jobs.gpu_memory[row])
-        return -scarce, -int(self.roles.wants[row]), row
+        return bool(self.jobs.asks[row] >= 0), -scarce, -int(self.roles.wants[row]), row
 
     @cached_property
     def _picky(self) -> bool:
@@ -111,7 +111,7 @@ class _Placing:
         node, movable = self.view.gpus.node, dict[int, list[tuple[int, int]]]()
         fits = self.view.gpus.usable & self.main.large_enough(memory)
         for other, gpus in self.given.items():
-            if self.standing.expired[other] and self._precedence(other)[:2] > self._precedence(row)[:2]:
+            if self.standing.expired[other] and self._precedence(other)[:3] > self._precedence(row)[:3]:
                 for where, count in Counter(node[[gpu for gpu in gpus if fits[gpu]]].tolist()).items():
                     movable.setdefault(where, []).append((other, count))
         sizes = np.bincount(node[fits])

@@ -163,6 +163,10 @@ class Network:
         for number in range(1, count + 1):
             self.hosts.append(Host(self, number))
 
+    @staticmethod
+    def run(*argv: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        return _run(*argv, check=check)
+
     def up(self, *options: str, config: str = "") -> Client:
         """`stoker up` on h1; a client of it."""
         first = self.hosts[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from pathlib import Path
@@ -150,6 +151,8 @@ def test_what_saves_nothing_is_not_begun_where_it_could_not_end(daemon: Daemon, 
     assert starts()[0] == {short: 1}
     daemon.join("h2")
     assert starts()[0] == {first: 1, short: 1}
+    with daemon.store.read() as con:  # forecasts know it too
+        assert snapshot(con, "default", clock.now).view.nodes.leaves.tolist() == [pytest.approx(1_800_003_600.0), math.inf]
     other = daemon.grant(first, "h2")  # the next ones like it may go anywhere once one has saved
     daemon.tell("h2", other, "running", clock.now)
     daemon.tell("h2", other, "exited", clock.now, outcome="stopped", saved=10)

@@ -160,6 +160,22 @@ def waits(daemon: Daemon, job: int) -> list[str]:
     return [code for number, code, _ in seen.ineligible if number == job]
 
 
+def test_the_checkpoint_of_one_that_copies_is_not_asked_for(daemon: Daemon) -> None:
+    for node in ("h1", "h2", "h3"):
+        daemon.join(node, place=f"place-{node}", fetch_at_most=1 << 20)
+    first, second, _ = submitted(daemon)
+    leases = [daemon.grant(first, "h1"), daemon.grant(second, "h2")]
+    saved(daemon, "h1", leases[0], members=2.0)
+    saved(daemon, "h2", leases[1], members=2.0)
+    daemon.tell("h2", leases[1], "exited", 0.0, outcome="lost", saved=1000)
+    daemon.grant(second, "h3")
+    board = Board(daemon.store)
+    assert told(board, "h3").fetch is None and board._answers["h2"].send == []
+    daemon.tell("h1", leases[0], "exited", 0.0, outcome="lost", saved=1000)  # nobody trains any more: it begins with its own
+    assert told(board, "h3").fetch is not None
+    assert [one.job for one in board._answers["h2"].send] == [second]
+
+
 def test_a_replica_may_come_back_on_any_host_while_another_one_has_the_state(daemon: Daemon) -> None:
     first, second, _ = submitted(daemon)
     leases = [daemon.grant(first, "h1"), daemon.grant(second, "h2")]
