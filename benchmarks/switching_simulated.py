@@ -1,9 +1,9 @@
 """Jobs that take turns on one slot, live and simulated: how near the simulator comes to when they end.
 
-    python benchmarks/switching_simulated.py [--mixes equals priorities server] [--seconds 12]
+    python benchmarks/switching_simulated.py [--mixes equals priorities server] [--seconds 14]
 
 Live: a daemon, a runner with one slot that is shared by turns as a GPU is, real trainings and a real server under the policy `switchflow`.
-A layer of theirs waits in place of a GPU and does not compute, so that what else the host does plays a small part.
+A layer of theirs waits in place of a GPU, long enough that what else the host does plays a small part.
 
 The simulator gets the very submissions, and what was measured of jobs alone and of two pairs before: seconds of a step, the part of them
 that has the turn (a step without loading takes that), an end, and the mean of their starts, from a grant to the first step; `turn`: from a
@@ -70,7 +70,7 @@ class Data:
 def answer(model, requests):
     return model(torch.ones(len(requests), 1)).squeeze(1).tolist()
 
-def task(step, load=0.0, layers=4):
+def task(step, load=0.0, layers=2):
     model = nn.Sequential(*(Layer(step / layers) for _ in range(layers)))
     return Task(model=model, train=Data(load), loss=lambda model, batch: model(batch).square().mean(), batch_size=1, answer=answer)
 """
@@ -85,9 +85,9 @@ class Kind:
     priority: int = 0
 
 
-SHORT, LONG, WAITS = Kind(0.040), Kind(0.100), Kind(0.040, 0.120)
-URGENT, SERVER = Kind(0.040, 0.080, 10), Kind(0.060, priority=10)
-RATE = 4.0  #: requests a second
+SHORT, LONG, WAITS = Kind(0.160), Kind(0.400), Kind(0.160, 0.480)
+URGENT, SERVER = Kind(0.160, 0.320, 10), Kind(0.200, priority=10)
+RATE = 1.2  #: requests a second
 #: A mix: who comes, `GAP` after each other.
 MIXES = {"equals": (SHORT, LONG, WAITS), "priorities": (LONG, URGENT), "server": (SERVER, SHORT)}
 
@@ -164,7 +164,7 @@ class Bench:
         pause = max(0.0, self.pace(high, *self.together(jobs)) - pace[URGENT])
         progress("the server alone")
         with self.serving() as (run_dir, _), closing(InferenceClient(run_dir, "server")) as client:
-            times = [self.answered(client) for _ in range(50)]
+            times = [self.answered(client) for _ in range(30)]
         return Measured(pace, held, float(np.mean(endings)), float(turn), pause, float(np.mean(times)))
 
     def pair(self, *kinds: Kind) -> list[int]:
@@ -260,7 +260,7 @@ class Bench:
 def main(given: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__)
     parser.add_argument("--mixes", nargs="+", default=list(MIXES), choices=list(MIXES))
-    parser.add_argument("--seconds", type=float, default=12.0, help="that each training takes alone")
+    parser.add_argument("--seconds", type=float, default=14.0, help="that each training takes alone")
     options = parser.parse_args(given)
     began = machine()
     with Daemon() as daemon:
