@@ -20,7 +20,8 @@ evaluations come every five steps.
 The target is a share of the accuracy that the task has alone in its last steps. Steps count those of trials that were not gone on from,
 and those of a joint phase. CPU-seconds are those of training, trials and evaluations; of kept features the first computing is part of them.
 
-``--keep``: each training is appended to a file there, and is not made again; ``--budget``: no further one is begun after so many seconds.
+``--keep``: each training is appended to a file there, and is not made again. ``--budget``: none is begun after so many seconds. With
+``--ahead`` a second process trains beside the first.
 """
 
 from __future__ import annotations
@@ -127,12 +128,16 @@ class Bench:
     rows: list[Row] = field(default_factory=list)
     features: dict[str, Features] = field(default_factory=dict)
 
+    read: int = 0  #: bytes of the file, which another process may write to as well
+
     def __post_init__(self) -> None:
         self.file = self.folder / "trainings.jsonl"
-        if self.file.exists():
-            self.rows = [json.loads(line) for line in self.file.read_text().splitlines()]
+        self.file.touch()
 
     def of(self, way: str, task: str, seed: int) -> Row | None:
+        if self.file.stat().st_size > self.read:
+            content = self.file.read_bytes()
+            self.rows, self.read = [json.loads(line) for line in content.splitlines()], len(content)
         return next((row for row in self.rows if (row["way"], row["task"], row["seed"]) == (way, task, seed)), None)
 
     def directory(self, way: str, task: str, seed: int) -> Path:
@@ -187,9 +192,8 @@ class Bench:
     def keep(self, way: str, task: str, seed: int, tells: Told, **more: Any) -> Row:
         spent = time.process_time() - tells.began - tells.free
         row = {"way": way, "task": task, "seed": seed, "curve": tells.curve, "spent": spent, "load": machine()["load"], **more}
-        self.rows.append(row)
-        with self.file.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        with self.file.open("ab", buffering=0) as file:
+            file.write(json.dumps(row).encode() + b"\n")
         return row
 
     def train_together(self, first: str, second: str, seed: int, *, rest: bool) -> None:
@@ -202,7 +206,7 @@ class Bench:
         progress(f"seed {seed}: {first} and {second} together")
         tasks = [self.task(name, name, seed, kept=True) for name in (first, second)]
         phase = joint(tasks[0], tasks[1], self.joint, self.steps)
-        path = self.folder / "together"
+        path = self.folder / f"together {os.getpid()}"
         shutil.rmtree(path, ignore_errors=True)
         with told(looking(phase), self.joint) as tells:
             trainer = Trainer(phase, Stop(iterations=self.joint), path, ALONE)
@@ -267,8 +271,9 @@ def measured(bench: Bench, seed: int) -> dict[tuple[str, str], list[float | None
     return known
 
 
-def measure(bench: Bench, tasks: Sequence[str], seeds: int) -> None:
-    for seed in range(seeds):
+def measure(bench: Bench, tasks: Sequence[str], seeds: Sequence[int], *, ahead: bool) -> None:
+    """``ahead``: nothing that depends on what the seeds before have measured."""
+    for seed in seeds:
         for task in tasks:
             bench.train("alone", task, seed)
         rows = {task: cast(Row, bench.of("alone", task, seed)) for task in tasks}
@@ -289,7 +294,7 @@ def measure(bench: Bench, tasks: Sequence[str], seeds: int) -> None:
             expected = {"source": first, "expected": chosen[0].expected if chosen else None}
             source = partner(tasks, kinds, task, seed)
             alike = kinds[source] == kinds[task]
-            if chosen:
+            if chosen and not ahead:
                 bench.train("ended jobs", task, seed, given=chosen, curve=curve, **expected)
             bench.train("named", task, seed, given=[named(source, bench.directory("alone", source, seed))], source=source)
             if alike or not seed:
@@ -299,11 +304,11 @@ def measure(bench: Bench, tasks: Sequence[str], seeds: int) -> None:
                 assert shuffled["digest"] != rows[source]["digest"]
                 there = bench.directory(SHUFFLED, source, seed)
                 bench.train("labels shuffled", task, seed, given=[named(source, there)], source=source)
-            if seed and alike:
+            if seed and alike and not ahead:
                 for way, dealt in (("by gains", gains), ("gains shuffled", dealt_out(gains, tasks, task, seed))):
                     best = max((key for key in dealt.pairs if key[1] == task), key=lambda key: dealt.pairs[key].ratio)
                     bench.train(way, task, seed, given=[named(best[0], bench.directory("alone", best[0], seed))], source=best[0])
-            if not seed:
+            if not seed and not ahead:
                 bench.train("alone, computed", task, seed, target=target, kept=False)
                 if chosen:
                     bench.train("ended jobs, computed", task, seed, target=target, given=chosen, curve=curve, kept=False, **expected)
@@ -557,6 +562,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--limit", type=int, default=300, help="texts to train on")
     parser.add_argument("--eval-limit", type=int, default=200)
     parser.add_argument("--keep", type=Path, help="directory of what was trained, for a run that goes on")
+    parser.add_argument("--ahead", action="store_true", help="with --keep, beside another one that does all: the last seeds first")
     parser.add_argument("--budget", type=float, default=math.inf, help="seconds after which nothing more is begun")
     parser.add_argument("--packed", type=int, default=4, help="trainings at once whose memory is measured; 0: none")
     parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
@@ -573,7 +579,7 @@ def main(given: Sequence[str] | None = None) -> None:
         kept.mkdir(parents=True, exist_ok=True)
         bench = Bench(params, "minilm", asked.steps, asked.joint, kept, time.monotonic() + asked.budget)
         try:
-            measure(bench, asked.tasks, asked.seeds)
+            measure(bench, asked.tasks, range(asked.seeds)[:: -1 if asked.ahead else 1], ahead=asked.ahead)
         except TimeoutError:
             progress("the time is over; what follows is of the trainings so far")
         done = [task for task in asked.tasks if all(bench.of("named", task, seed) for seed in range(asked.seeds))]

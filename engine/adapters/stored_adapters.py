@@ -74,6 +74,8 @@ def choose(tx: Transaction, wanted: Mapping[int, int | None]) -> dict[int, Begin
         spec = msgspec.json.decode(text, type=JobSpec)
         if begins == JOINT:
             found[job] = _half(job, named, steps) if state == JOINT else Beginning()
+            if state is None:
+                rows.append(_cold(spec, job, f"job {named} ended before it had trained with it", tx.now))
             continue
         planned = named if begins == "job" else wanted[job]
         chosen, why = _named(tx, spec, owner, planned) if begins == "job" else _auto(tx, spec, owner, planned)
@@ -94,6 +96,11 @@ def choose(tx: Transaction, wanted: Mapping[int, int | None]) -> dict[int, Begin
         })  # fmt: skip
     tx.upsert("beginnings", ["job_id"], rows)
     return found
+
+
+def _cold(spec: JobSpec, job: int, why: str, now: float) -> dict[str, Any]:
+    return {"job_id": job, "source": None, "data": data_of(spec), "labels": None, "same_data": False, "expected": None, "state": "cold",
+            "step": 0, "cost": 0, "why": why, "decided_at": now}  # fmt: skip
 
 
 def _half(job: int, source: int, steps: int) -> Beginning:
