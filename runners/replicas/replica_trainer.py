@@ -53,7 +53,7 @@ class ReplicaTrainer(Trainer):
         host, _, port = assignment.rendezvous.rpartition(":")
         settings = Settings(
             group=word.group, lease=assignment.lease, index=index, host=host.strip("[]"), port=int(port), batch=replicas.global_batch,
-            least=replicas.min, quorum_timeout=replicas.quorum_timeout,
+            least=replicas.min, quorum_timeout=replicas.quorum_timeout, goodbye=min(5.0, assignment.grace / 4),
             state_bytes=3 * sum(each.numel() * each.element_size() for each in task.model.parameters()),
         )  # fmt: skip
         most = min(task.batch_size, replicas.global_batch)
