@@ -53,9 +53,10 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.basetemp = str(folder / "t")
 
 
-def pytest_collection() -> None:
-    """No garbage is looked for while millions of objects come that stay."""
-    gc.disable()
+def pytest_collection(session: pytest.Session) -> None:
+    """No garbage is looked for while millions of objects come that stay. Where workers collect, the process above them does not."""
+    if hasattr(session.config, "workerinput") or not session.config.getoption("numprocesses", None):
+        gc.disable()
 
 
 def pytest_collection_finish() -> None:
