@@ -53,9 +53,10 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.basetemp = str(folder / "t")
 
 
-def pytest_collection() -> None:
-    """No garbage is looked for while millions of objects come that stay."""
-    gc.disable()
+def pytest_collection(session: pytest.Session) -> None:
+    """No garbage is looked for while millions of objects come that stay. Where workers collect, the process above them does not."""
+    if hasattr(session.config, "workerinput") or not session.config.getoption("numprocesses", None):
+        gc.disable()
 
 
 def pytest_collection_finish() -> None:
@@ -73,7 +74,7 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Hypothesis takes a sixth of the examples that a test names (all up to six), by night ten times as many, others each time.
 
-    Of the cases of a test that is ``sampled(n)`` each n-th runs by day, the others by night.
+    Of the cases of a test that is ``sampled(n)`` each n-th runs by day (of those that no mark leaves to the night), the others by night.
 
     Slow tests come first where several workers share them, and groups that have one: none is left alone with it at the end. Before all
     others those that watch the clock while they train: `clock`, one at a time, and mostly asleep.
@@ -83,7 +84,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             test._hypothesis_internal_use_settings = _as_many(named)
     cases: Counter[str] = Counter()
     for item in items:
-        if (sampled := item.get_closest_marker("sampled")) is not None:
+        if (sampled := item.get_closest_marker("sampled")) is not None and item.get_closest_marker("nightly") is None:
             function = item.nodeid.partition("[")[0]
             if cases[function] % sampled.args[0]:
                 item.add_marker("nightly")
