@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Protocol
 from ....engine.errors import StokerError
 from ..feeds import Dealing, Feed
 from ..readings.meters import Meter, Spent, Stopwatch, Totals, WorkPhase
-from ..readings.sizes import ITEM, nbytes
+from ..readings.sizes import QUEUED_ITEM_BYTES, nbytes
 from .chains import Call, Carried, Chain, Done, Group, Step, Unread
 from .channel import SKIP, Channel, Item
 from .faults import At, Drained, Leave, Misplaced, StageError, Stopped, Unreplaced, located, words
@@ -228,7 +228,7 @@ class Crew:
     def credit(self, read: Step) -> None:
         """Others have done this of its work."""
         with self._lock:
-            self._gone += Totals(read.items, read.spent.cpu, read.spent.wait, ITEM * read.items, elsewhere=read.spent.cpu)
+            self._gone += Totals(read.items, read.spent.cpu, read.spent.wait, QUEUED_ITEM_BYTES * read.items, elsewhere=read.spent.cpu)
 
     def kept(self) -> tuple[int, int]:
         """Items and bytes that the feed holds, such as a shuffle's buffer."""
@@ -407,7 +407,7 @@ class Crew:
                 done = Outcome(item.payload, 0 if hand is not None else len(item.payload.items), Spent(0.0, 0.0))
             elif hand is not None and _to_be_done(item):
                 done = self._have_done(item, worker, hand)
-                item = Item(item.positions, done.payload, ITEM + nbytes(done.payload))
+                item = Item(item.positions, done.payload, QUEUED_ITEM_BYTES + nbytes(done.payload))
             meter.enter(WorkPhase.BLOCKED)
             self.output.put(number, item)
             meter.enter(WorkPhase.STARVED)

@@ -89,7 +89,7 @@ class RateDqnOptions:
 
 
 LONGEST_REST = 500  #: windows
-STRAYED = 0.25  #: relative change of the rate controller's answer with which what was found is out of date
+STRAYED_CHANGE = 0.25  #: relative change of the rate controller's answer with which what was found is out of date
 
 
 class TrialPhase(Enum):
@@ -205,7 +205,7 @@ class RateDqn:
     def _out_of_date(self, seen: Observation, answer: Decision) -> bool:
         """Whether the machine, the costs or the reward have changed so that what was found says nothing any more."""
         strayed = answer.values != seen.values and any(
-            abs(new - old) > max(1.0, STRAYED * old) for new, old in zip(answer.values, self._led, strict=True)
+            abs(new - old) > max(1.0, STRAYED_CHANGE * old) for new, old in zip(answer.values, self._led, strict=True)
         )
         poor = self._phase is TrialPhase.KEPT and reward(seen) < self._earns * (1 - self.options.loss)
         self._astray = self._astray + 1 if strayed or poor else 0
