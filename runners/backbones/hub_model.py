@@ -134,11 +134,17 @@ def taken(name: str, dtype: str, attention: str) -> HubModel:
     return found
 
 
+def random_llama(**config: Any) -> Any:
+    """A Llama whose weights are drawn from the job's generator, as transformers draws them."""
+    transformers = library("transformers")
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(use_cache=False, **config))
+
+
 def require_plain(backbone: str, dtype: str, attention: str) -> None:
-    """A backbone that a recipe has by a name of its own."""
+    """Of what begins with random weights."""
     for name, value, plain in (("dtype", dtype, "float32"), ("attention", attention, "auto")):
         if value != plain:
-            raise UsageError(f"params.{name}: is for a backbone that is a directory; {backbone} is computed as it is: leave it out")
+            raise UsageError(f"params.{name}: is for a backbone that is loaded, not for backbone: {backbone}; leave it out")
 
 
 def require(found: HubModel, *kinds: str, recipe: str) -> HubModel:

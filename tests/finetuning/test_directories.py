@@ -177,9 +177,9 @@ def test_what_does_not_suit_a_recipe_is_one_line(recipe, model, params, line, mo
     assert "\n" not in str(told.value)
 
 
-def test_params_of_a_directory_are_not_for_others(data):
-    with pytest.raises(UsageError, match=r"params.dtype: is for a backbone that is a directory; tiny is computed as it is"):
-        build("causal-lm", "tiny", data=data["text"], dtype="bfloat16")
+def test_params_of_what_is_loaded_are_not_for_random_weights(data):
+    with pytest.raises(UsageError, match=r"params.dtype: is for a backbone that is loaded, not for backbone: none; leave it out"):
+        build("causal-lm", "none", data=data["text"], dtype="bfloat16")
 
 
 def test_without_transformers_it_is_said_how_to_install_it(copied, tmp_path, monkeypatch):

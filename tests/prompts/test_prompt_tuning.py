@@ -83,7 +83,8 @@ def test_a_tuned_prompt_is_written_for_peft_and_for_people(tmp_path, mails):
     config = json.loads((folder / "adapter_config.json").read_text())
     assert (config["peft_type"], config["num_virtual_tokens"], config["token_dim"]) == ("PROMPT_TUNING", 12, 32)
     about = json.loads((folder / "prompt.json").read_text())
-    assert about["llm"] == "tiny@1" and about["answers"] == {"bad": " A", "good": " B"}  # to tiny, " bad" and " good" begin alike
+    assert about["llm"] == load_llm("tiny").key
+    assert about["answers"] == {"bad": " A", "good": " B"}  # to tiny, " bad" and " good" begin alike
     assert about["started_from"] == {"init": "text", "text": "sort mails"} and about["input"] == "{prompt}{text}\nAnswer:"
     assert about["nearest_tokens"] == "sort mailsso"  # three steps have moved no vector away from its token
 
