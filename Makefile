@@ -15,7 +15,7 @@ quick: $(VENV)/.installed  ## run all tests but the slow ones
 test: $(VENV)/.installed  ## run all tests but the nightly ones
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not nightly" $(PYTEST_ARGS)
 
-nightly: $(VENV)/.installed  ## run all tests, also long runs of the benchmarks, with thirty times the examples, others each time
+nightly: $(VENV)/.installed  ## run all tests, also long runs of the benchmarks, with sixty times the examples, others each time
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --timeout 3000 $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed

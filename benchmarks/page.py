@@ -12,6 +12,7 @@ says that they took. Goal: one page below 5 % of a core, 50 at most twice one, p
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import socket
 import statistics
@@ -68,6 +69,8 @@ class Page:
 class Changes:
     """Somebody who changes priorities, and somebody who looks how long each tick took."""
 
+    number = itertools.count(1)  #: goes on from measurement to measurement: a priority that is what it was changes nothing
+
     def __init__(self, daemon: Daemon, jobs: list[int]) -> None:
         self.over = threading.Event()
         self.ticks: dict[float, float] = {}  #: seconds by the moment at which it began
@@ -77,10 +80,9 @@ class Changes:
             thread.start()
 
     def _change(self, client: Client) -> None:
-        number = 0
         while not self.over.wait(CHANGES):
-            number += 1
-            client.post(f"/v1/jobs/{self._jobs[number % len(self._jobs)]}/priority", {"priority": number % 7})
+            number, job = divmod(next(self.number), len(self._jobs))
+            client.post(f"/v1/jobs/{self._jobs[job]}/priority", {"priority": (number + job) % 7})
 
     def _sample(self, client: Client) -> None:
         while not self.over.wait(SAMPLE):

@@ -71,6 +71,7 @@ class World:
     leases: int = 0
     words: int = 0
     done: bool = False  #: a task has completed
+    saved: list[int] = field(default_factory=list)  #: tasks that have a checkpoint, as the daemon knows
     mute: bool = False  #: the daemon is dead: nobody hears who lives
 
     def start(self, *indexes: int, spec: JobSpec | None = None) -> list[Member]:
@@ -110,6 +111,7 @@ class World:
             members=[Replica(lease=one.lease, index=one.index, address=one.address) for one in members],
             founder=min((one.lease for one in members), default=None),
             done=self.done,
+            saved=self.saved,
             stepped=[one.lease for one in members if any("members" in report.get("values", {}) for report in one.reports)],
         )
 

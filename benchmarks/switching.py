@@ -1,6 +1,6 @@
 """Inference beside a training on one core: how much later its answers come than alone, and what the training keeps of its pace.
 
-    python benchmarks/switching.py [--quick] [--trainings digits text] [--number 400] [--modes …]
+    python benchmarks/switching.py [--quick] [--trainings digits text] [--number 400] [--modes …] [--migrations 0]
 
 The server (text-classifier, MiniLM, batch 1) and the training share one core, in each of these modes:
 
@@ -15,6 +15,10 @@ random, at half the rate that the server manages alone. Times are the pair's own
 others do on the host is in none. ``p50``, ``p95``, ``p99`` are over those of the same server alone, which is measured in turn with it.
 ``preempt``: from a request to a server that waits for one until it computes, ms. ``own``: steps of the training in a second of its own
 CPU time, over alone. GPUs and MPS: not here, a slot is a core.
+
+``--migrations N`` measures something else: a switched training of digits-cnn goes on upon another slot, under a real daemon and runner.
+From the word to stop until its slot is free (its step ends, and it saves), and from its grant there to its first step, by a start from a
+process that has loaded what it needs, or cold.
 """
 
 from __future__ import annotations
@@ -31,8 +35,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
-from common import arguments, machine, progress, show
+from common import Daemon, arguments, machine, progress, show, submission
+from stoker.engine.client import Client
+from stoker.engine.spec.model import JobSpec, Share, Stop
 from stoker.runners.lease import processes
 from stoker.runners.lease.rundir import RunDir
 from stoker.runners.share import kernel_priority
@@ -154,13 +161,66 @@ def row(mode: str, training: str, load: str, found: dict[str, Any], pace: float)
     }  # fmt: skip
 
 
+def migrations(number: int) -> list[dict[str, Any]]:
+    """Of a job that is held, while another one takes the slot that it had, and released."""
+    rows = []
+    for start in ("auto", "off"):
+        with Daemon() as daemon:
+            daemon.home.config.write_text('[policy]\nname = "switchflow"\n[guards]\nmin_run_time = 0.0\n')
+            daemon.start()
+            daemon.start_runner(2)
+            client, moved = daemon.client(), []
+
+            def send(spec: JobSpec, client: Client = client) -> None:
+                client.post_raw("/v1/jobs", msgspec.json.encode(submission(spec)))
+
+            share, stop = Share(gpu="switched"), Stop(iterations=1_000_000)
+            send(JobSpec(name="moves", recipe="digits-cnn", share=share, stop=stop, warm=start, params={"eval_every": 0}))  # type: ignore[arg-type]
+            for turn in range(number):
+                progress(f"migration, warm: {start}, {turn + 1} of {number}")
+                lease = _trains(daemon, turn)
+                client.post("/v1/jobs/moves/hold", {})
+                gone = f"SELECT epoch(ended_at - stop_at) FROM leases WHERE id = {lease[0]} AND ended_at IS NOT NULL"
+                daemon.wait_for("it stops", lambda gone=gone: bool(daemon.query(gone)))  # type: ignore[misc]
+                send(JobSpec(name=f"in-its-place-{turn}", command=("sleep", "600"), share=Share(gpu="exclusive")))
+                taken = f"SELECT 1 FROM jobs WHERE name = 'in-its-place-{turn}' AND state = 'running'"
+                daemon.wait_for("its slot is taken", lambda taken=taken: bool(daemon.query(taken)))  # type: ignore[misc]
+                client.post("/v1/jobs/moves/release", {})
+                _, gpu, begun = _trains(daemon, turn + 1)
+                if gpu == lease[1]:
+                    raise SystemExit(f"it should have moved from {gpu}")
+                client.post(f"/v1/jobs/in-its-place-{turn}/cancel", {})
+                moved.append((float(daemon.query(gone)[0][0]), begun))
+        stops, starts = np.array(moved).T
+        rows.append({"start": {"auto": "warm", "off": "cold"}[start], "migrations": number, "to leave s": float(np.median(stops)),
+                     "to its first step there s": float(np.median(starts)), "in all s": float(np.median(stops + starts))})  # fmt: skip
+    return rows
+
+
+def _trains(daemon: Daemon, before: int) -> tuple[int, str, float]:
+    """Its newest lease once it trains there: number, slot, seconds from the grant to the first step. ``before``: leases that it had."""
+    asked = (
+        "SELECT l.id, any_value(g.gpu_id), epoch(min(m.ts) - any_value(l.granted_at)) FROM leases l JOIN jobs j ON j.id = l.job_id "
+        "JOIN lease_gpus g ON g.lease_id = l.id JOIN metrics m ON m.lease_id = l.id AND m.name = 'loss' "
+        f"WHERE j.name = 'moves' AND l.attempt = {before + 1} AND l.ended_at IS NULL GROUP BY l.id HAVING count(*) > 20"
+    )
+    daemon.wait_for("it trains", lambda: bool(daemon.query(asked)))
+    ((lease, gpu, seconds),) = daemon.query(asked)
+    return int(lease), str(gpu), float(seconds)
+
+
 def main(given: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__)
     parser.add_argument("--trainings", nargs="+", default=["digits", "text"], choices=["digits", "text"])
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
     parser.add_argument("--number", type=int, help="requests of each measurement (default: 400, 60 where it is to be quick)")
     parser.add_argument("--quick", action="store_true", help="few requests, beside digits alone")
+    parser.add_argument("--migrations", type=int, default=0, metavar="N", help="only measure N migrations between slots, warm and cold")
     options = parser.parse_args(given)
+    if options.migrations:
+        began = machine()
+        show(options, began, {"A switched training goes on upon another slot": migrations(options.migrations)})
+        return
     trainings, number = ["digits"] if options.quick else options.trainings, options.number or (60 if options.quick else 400)
     began, rows = machine(), []
     with tempfile.TemporaryDirectory() as directory:

@@ -98,9 +98,12 @@ class Server:
             else:
                 time.sleep(left)
 
+    def turn(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self.alone else self.sharing
+
     def serve(self) -> tuple[float, float]:
         """When it began to compute, and when it had."""
-        with nullcontext() if self.alone else self.sharing, torch.no_grad():
+        with self.turn(), torch.no_grad():
             began = self.now()
             self.answer(self.model, [self.request])
         return began, self.now()
@@ -118,13 +121,19 @@ class Server:
 
     def open(self, number: int, gap: float, draw: random.Random) -> Times:
         """Requests that come when they come, ``gap`` after each other on average."""
-        found, due = Times([], []), self.now()
-        for _ in range(number):
-            due += draw.expovariate(1 / gap)
+        found, begin = Times([], []), self.now()
+        dues = list(itertools.accumulate((draw.expovariate(1 / gap) for _ in range(number)), initial=begin))[1:]
+        while dues:
+            due = dues.pop(0)
             idle = self.now() < due
             self.wait(due)
-            began, ended = self.serve()
-            found.latency.append(ended - due)
+            with self.turn(), torch.no_grad():
+                began = self.now()
+                self.answer(self.model, [self.request])
+                found.latency.append(self.now() - due)
+                while dues and dues[0] <= self.now() and self.sharing.may_go_on:  # as the server does
+                    self.answer(self.model, [self.request])
+                    found.latency.append(self.now() - dues.pop(0))
             if idle:
                 found.preempted.append(began - due)
         return found

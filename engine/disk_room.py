@@ -13,9 +13,9 @@ from typing import Any, Literal, NamedTuple
 
 from . import format as fmt
 
-LEAST = 10 << 30  #: bytes free, below which it runs low; of a small disk a twentieth of all
-SMALL = 20
-NEEDED = 256 * 1024  #: bytes of a block of the database, which its next checkpoint takes at least: with less free commits are refused
+LEAST_FREE_BYTES = 10 << 30  #: bytes free, below which it runs low; of a small disk a twentieth of all
+SMALL_DISK_PART = 20
+BLOCK_BYTES = 256 * 1024  #: bytes of a block of the database, which its next checkpoint takes at least: with less free commits are refused
 MOST_SECONDS = 5.0  #: for which the home is measured; what was not looked at by then is left out
 
 State = Literal["enough", "low", "full"]
@@ -27,7 +27,8 @@ class Room(NamedTuple):
 
     @property
     def state(self) -> State:
-        return "full" if self.free < NEEDED else "low" if self.free < min(LEAST, self.total // SMALL) else "enough"
+        low = min(LEAST_FREE_BYTES, self.total // SMALL_DISK_PART)
+        return "full" if self.free < BLOCK_BYTES else "low" if self.free < low else "enough"
 
     @property
     def words(self) -> str:

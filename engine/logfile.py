@@ -16,7 +16,7 @@ TAIL = 64 * 1024  #: bytes given when neither a place nor a number of lines is a
 CHUNK = 1024 * 1024  #: bytes of one answer at most
 _BLOCK = 64 * 1024
 _LARGEST_TIMES = 8 << 20
-LATEST = 1e11  #: a moment (s since 1970) beyond those of any log
+LATEST_MOMENT = 1e11  #: a moment (s since 1970) beyond those of any log
 _COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\^_]")  # ECMA-48: CSI, OSC, two-byte codes
 _LOST = "\n[stoker: output was lost here: the log was rotated faster than it was read]\n"
 
@@ -60,7 +60,7 @@ def read_times(path: Path) -> Times:
         for line in file.read(_LARGEST_TIMES).splitlines():
             with contextlib.suppress(ValueError):
                 offset, moment = line.split()
-                if int(offset) >= 0 and 0 <= float(moment) < LATEST:  # a job may write anything into its directory
+                if int(offset) >= 0 and 0 <= float(moment) < LATEST_MOMENT:  # a job may write anything into its directory
                     found.offsets.append(int(offset))
                     found.moments.append(float(moment))
     return found

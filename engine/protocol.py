@@ -41,6 +41,7 @@ VERSION = 1  #: of this protocol; a runner with another one is turned away with 
 
 HELLO, POLL, REPORT, LOG = "/v1/runner/hello", "/v1/runner/poll", "/v1/runner/report", "/v1/runner/log"
 LAST_LOG = "/v1/runner/last_log"
+ASKED = "/v1/runner/asked"
 ENV_PILOT = "STOKER_PILOT"  #: in the environment of a runner that a batch job starts: `Hello.pilot`
 BUNDLE_PIECE, BUNDLE = "/v1/runner/bundle_piece", "/v1/runner/bundle"
 CHECKPOINT_SENT = "/v1/runner/checkpoint_sent"
@@ -115,6 +116,7 @@ class Poll(msgspec.Struct, frozen=True, kw_only=True):
     version: int  #: of the last answer; the daemon holds the request until it has another, or ``wait`` is over
     wait: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
     sends_logs: bool = False  #: it answers the ``logs`` of `Assignments`
+    hands_on: bool = False  #: it answers the ``asks`` of these
 
 
 class AdapterOffer(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,6 +190,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     curve: list[tuple[int, float]] = []  #: steps, and what the metric that it stops at was there for jobs like it without one
     fetch: Fetch | None = None  #: what it is to begin with, None: what is in that directory
     replicas: ReplicaGroup | None = None  #: the group of replicas that it is in; ``rendezvous`` is then where it answers the others
+    kept_memory: int = 0  #: of ``gpu_memory`` what it keeps while others have the turn; 0: all, or not known
 
 
 class SendCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -271,6 +274,28 @@ class LogPiece(msgspec.Struct, frozen=True, kw_only=True):
     missing: bool = False  #: the node has no such lease any more
 
 
+class AskRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests to a server that runs on this node. Each is told once, and answered with an `Asked`."""
+
+    number: int
+    job: int
+    name: str  #: of the job
+    lease: int
+    requests: list[Any]
+    timeout: float  #: seconds
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server answered, or why it did not."""
+
+    node: str
+    session: int
+    number: Count  #: of the request
+    answers: list[Any] = []
+    failed: Literal["", "busy", "unreachable", "refused"] = ""
+    error: str = ""
+
+
 class LastLog(msgspec.Struct, frozen=True, kw_only=True):
     """The end of the log of a lease that has ended, for the daemon to keep."""
 
@@ -289,6 +314,7 @@ class Assignments(msgspec.Struct, frozen=True, kw_only=True):
     leases: list[Assignment]
     shutdown: str | None = None  #: the runner is to leave: 'stop' after its workers have ended, None to go on
     logs: list[LogRequest] = []
+    asks: list[AskRequest] = []
     warm: list[str] = []  #: backbones whose fork servers are kept, whether they are used or not
     draining: bool = False  #: nothing new comes: what was loaded for jobs to come is of no use
     send: list[SendCheckpoint] = []  #: until they are sent
@@ -428,6 +454,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     total: Count | None = None  #: steps in all, when the job knows
     checkpoint: Count | None = None  #: step of the checkpoint that has just been made durable
     memory: Count | None = None  #: peak GPU memory, bytes
+    kept: Count | None = None  #: of that what it keeps while others have the turn
     speed: Speed | None = None  #: a measurement; such a record tells nothing else
     pipeline: Pipeline | None = None  #: a step of a tuner; such a record tells nothing else
     part_times: PartTimes | None = None  #: a profile for swapping; such a record tells nothing else

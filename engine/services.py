@@ -33,6 +33,7 @@ from .fleet.places_told import fetch_at_most, name_place
 from .fleet.prices import keep_prices
 from .fleet.registration import NodeChange, change_node
 from .fleet.remote_logs import RemoteLogs
+from .fleet.remote_requests import RemoteRequests
 from .fleet.silence import Fleet
 from .fleet.unstored_stops import UnstoredStops, Write
 from .fleet.watch import StopAll, look_at_leases, stop_all
@@ -102,6 +103,7 @@ class Services:
         self.board.refresh()
         self.unstored = UnstoredStops(self.store, self.board)
         self.remote_logs = RemoteLogs(self.board, self.fleet, home)
+        self.remote_requests = RemoteRequests(self.board)
         self.kept_logs, self.bundles = KeptLogs(home, self.store), KeptBundles(home)
         self.counts = Counts(self.store)
         self.tasks = Tasks(self._on_task, self.clock)

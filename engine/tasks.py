@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import StokerError
 from .identity import ahead_of_boot, boot_clock
-from .store.clock import JUMP, Clock
+from .store.clock import CLOCK_JUMP_SECONDS, Clock
 
 if TYPE_CHECKING:
     from apscheduler.schedulers.background import BackgroundScheduler
@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 
 STUCK_AFTER = 60.0  #: seconds of one run after which a task counts as hanging
 LOOKS = 1.0  #: seconds between two looks of the scheduler, at most: what it sees then of a clock that was set, it has not foreseen
-FAR = 1e8  #: seconds ahead, which is further than anything is waited for
-GAPS = 5  #: due times of a schedule that tell how close together they are
+FARTHEST_AHEAD = 1e8  #: seconds ahead, which is further than anything is waited for
+DUE_TIMES_COMPARED = 5  #: due times of a schedule that tell how close together they are
 
 
 @dataclass(slots=True)
@@ -162,7 +162,7 @@ class Tasks:
         """Move what is due by as much as the time of day was set since the last look; schedules go to their next due time."""
         with self._aligning:
             by = self._read() - self._ahead
-            if abs(by) < JUMP:
+            if abs(by) < CLOCK_JUMP_SECONDS:
                 return
             self._ahead += by
             for job in self._scheduler.get_jobs():
@@ -200,7 +200,7 @@ class Tasks:
 
     def wake_at(self, name: str, moment: float) -> None:
         """Run the task at ``moment`` (by the daemon's clock) at the latest: earlier when its interval or a wake-up comes first."""
-        wanted = self._now() + datetime.timedelta(seconds=min(max(moment - self._clock(), 0.0), FAR))
+        wanted = self._now() + datetime.timedelta(seconds=min(max(moment - self._clock(), 0.0), FARTHEST_AHEAD))
         due = self.next_run(name)
         if due is not None and wanted.timestamp() < due:
             self._scheduler.modify_job(name, next_run_time=wanted)
@@ -248,7 +248,7 @@ def _due(state: TaskState, now: datetime.datetime) -> datetime.datetime | None:
     assert state.trigger is not None
     due: datetime.datetime | None = state.trigger.get_next_fire_time(None, now)
     times = [due]
-    while times[-1] is not None and len(times) <= GAPS:
+    while times[-1] is not None and len(times) <= DUE_TIMES_COMPARED:
         times.append(state.trigger.get_next_fire_time(times[-1], times[-1]))
     gap = min((after - before for before, after in itertools.pairwise(times) if before and after), default=datetime.timedelta())
     if state.fired is not None and due is not None:

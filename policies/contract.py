@@ -87,6 +87,7 @@ class Jobs:
     #: as only these can read its checkpoint, minus the number (from 1) of a `Need` of ``View.needs``; None: the bytes of all.
     need: Floats | None = None
     begins: Bools | None = None  #: whether it may begin with the weights of a job that has ended, as the policy says; None: everybody may
+    kept: Floats | None = None  #: bytes of ``gpu_memory`` that it keeps while others on its GPU have the turn; None: everybody keeps all
 
     def __len__(self) -> int:
         return len(self.id)
@@ -101,6 +102,12 @@ class Jobs:
     def asks(self) -> Floats:
         """What each job asks of each of its GPUs: ``need``, or where no node is closed to anybody ``gpu_memory``."""
         return self.gpu_memory if self.need is None else self.need
+
+    def beside_each_other(self, rows: Sequence[int]) -> float:
+        """Bytes that jobs take of a GPU on which they are together: what each keeps, and what one more needs that has the turn."""
+        whole = self.gpu_memory[rows]
+        kept = whole if self.kept is None else self.kept[rows]
+        return float(kept.sum() + (whole - kept).max(initial=0.0))
 
     @property
     def holder(self) -> Ints:

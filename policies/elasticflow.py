@@ -11,7 +11,7 @@ import numpy as np
 
 from .contract import Bools, Demand, Ints, Phase, Plan, View, tunable
 from .placement.consolidated import Placement
-from .queues.elastic import ROUND, Curve, Curves, Pool, begin, divide, in_round, pack, start, water_fill
+from .queues.elastic import ROUND_KEY, Curve, Curves, Pool, begin, divide, in_round, pack, start, water_fill
 from .queues.timeline import Filling, Timeline, fill, follow, slot_end
 
 _LEAST_WORK = 1.0  #: seconds: a job that is about to end holds its GPUs until it has
@@ -153,7 +153,7 @@ Promises = dict[int, Timeline | None]  #: GPUs planned for each job that was adm
 def _promises(view: View) -> Promises:
     """As the last round left them, of the jobs that are still there."""
     memory = view.memory or {}
-    at_hand, passed = set(view.jobs.id.tolist()), max(view.now - memory[ROUND]["began"], 0.0) if memory else 0.0
+    at_hand, passed = set(view.jobs.id.tolist()), max(view.now - memory[ROUND_KEY]["began"], 0.0) if memory else 0.0
     return {
         job: plan and Timeline(np.array(plan[0]), np.array(plan[1], dtype=np.int64)).after(passed)
         for job, plan in memory.get("promises", ())

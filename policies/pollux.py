@@ -9,7 +9,7 @@ import numpy as np
 
 from .contract import Floats, Ints, Jobs, Phase, Plan, View, tunable
 from .keys import check_round
-from .queues.elastic import ROUND, Curve, Curves, Pool, begin, divide, in_round, pack, sizes, water_fill
+from .queues.elastic import ROUND_KEY, Curve, Curves, Pool, begin, divide, in_round, pack, sizes, water_fill
 from .queues.exchange import exchange
 
 _NOTHING = 1e-3  #: added to every speedup, as the authors do, so that a job without GPUs has a finite claim
@@ -61,7 +61,7 @@ class Pollux:
     def plan(self, view: View) -> Plan:
         plan = in_round(view, self.config.round) or self._begin(Pool(view))
         # The best batch size grows with the noise scale: a round may change it though nothing else has happened.
-        standing = (plan.memory or {})[ROUND]
+        standing = (plan.memory or {})[ROUND_KEY]
         return replace(plan, wake_at=standing["began"] + self.interval if standing["batch_size"] and self.interval else None)
 
     def _begin(self, pool: Pool) -> Plan:

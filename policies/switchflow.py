@@ -19,7 +19,8 @@ class SwitchFlow:
     SwitchFlow (004 ch. 2): several models stay on a GPU and one of them computes. Inference goes before training whatever their
     priorities, among either the higher priority goes first, and equals take turns. In that order jobs that wait get GPUs. One that takes
     turns goes where others do, to the GPU that it fills best: the needs of memory of all on it (`share.memory`, `gpu_memory`, or what was
-    measured) fit into it at once, or the job waits. So the most jobs run; who then finds a GPU left for itself has that. Nobody is
+    measured; of those that say `share: {memory: replay}` what they keep between turns, and the most that one of them needs beyond that)
+    fit into it at once, or the job waits. So the most jobs run; who then finds a GPU left for itself has that. Nobody is
     preempted, as a switch takes no more than the time of the others; jobs that fit may overtake one that does not.
     """
 
@@ -103,8 +104,8 @@ class _Tick:
 
     def _room(self, gpu: int, row: int) -> float:
         """Bytes that are left with it there, negative: it does not fit; inf: not known."""
-        whole, needs = float(self.view.gpus.memory[gpu]), self.jobs.gpu_memory
-        return whole - float(needs[row] + needs[self.on[gpu]].sum()) if whole > 0 else np.inf
+        whole = float(self.view.gpus.memory[gpu])
+        return whole - self.jobs.beside_each_other([row, *self.on[gpu]]) if whole > 0 else np.inf
 
     def spread(self) -> None:
         """Who starts beside others has a GPU for itself, as long as one is left."""

@@ -97,11 +97,17 @@ SELECT id, submitted_at, state = 'pending' AS pending, state = 'suspending' AS s
        gpus_min, gpus_max, priority, demand <> 'best-effort' AS timed, demand = 'strict' AS strict, deadline,
        attained, run_time, preemptions, attempts, hash(owner) AS owner, hash(model) AS model, hash(model, gpus_min) AS model_on_gpus,
        array_id, array_cap::DOUBLE AS array_cap, lease_id, signature, first_start_at, unmeasured,
-       total_steps::DOUBLE AS total_steps, est_duration, gpu_memory,
+       total_steps::DOUBLE AS total_steps, est_duration, gpu_memory, kept_memory::DOUBLE AS kept_memory,
        kind, backbone, share, excluded, place, saved_bytes::DOUBLE AS saved_bytes, bundle IS NOT NULL AS handed_on, not_sent, begin_from::DOUBLE AS begin_from,
        coalesce(begins = 'auto', false) AS begins
 FROM jobs
 WHERE pool = $1 AND finished_at IS NULL
+
+-- name: input_groups
+-- Jobs of a pool that have not ended and share their input, and with whom: those of one user that name the same. $1: pool.
+SELECT id, hash(owner, spec ->> '$.share.input') AS input
+FROM jobs
+WHERE pool = $1 AND finished_at IS NULL AND contains(spec::VARCHAR, '"input"') AND spec ->> '$.share.input' IS NOT NULL
 
 -- name: kept_backbones
 -- Runners and the backbones that fork servers of theirs are to have: by a policy, or by hand.
@@ -193,6 +199,14 @@ SELECT l.job_id, l.stop_for, epoch(max(l.stop_at))
 FROM leases l JOIN jobs j ON j.id = l.job_id
 WHERE j.pool = $1 AND l.stop_reason = 'preempted' AND l.stop_for IS NOT NULL AND epoch(l.stop_at) > $2
 GROUP BY l.job_id, l.stop_for
+
+-- name: saved_replicas
+-- Of groups of replicas none of which trains: the tasks that have a checkpoint, and its step; whether they have a GPU. $1: arrays.
+SELECT j.array_id, j.id, j.name, p.checkpoint_step, j.lease_id IS NOT NULL
+FROM jobs j JOIN progress p ON p.job_id = j.id
+WHERE list_contains($1::BIGINT[], j.array_id) AND j.finished_at IS NULL AND p.checkpoint_step > 0 AND j.spec ->> '$.replicas.max' IS NOT NULL
+  AND NOT EXISTS (SELECT 1 FROM jobs o JOIN metrics m ON m.lease_id = o.lease_id WHERE o.array_id = j.array_id AND m.name = 'members')
+ORDER BY j.array_id, j.id
 
 -- name: saved_steps
 -- Steps of the newest checkpoints of jobs. $1: the jobs.

@@ -95,7 +95,7 @@ ORDER BY table_name, column_index
 
 -- name: controlled_jobs
 -- Jobs that a person acts on.
-SELECT id, name, owner, state, held, priority, lease_id, place, excluded,
+SELECT id, name, owner, state, held, priority, lease_id, place, excluded, kind,
        EXISTS (FROM progress p WHERE p.job_id = jobs.id AND p.checkpoint_step IS NOT NULL) AS saved
 FROM jobs
 WHERE id IN (SELECT unnest($1::BIGINT[]))
@@ -191,6 +191,16 @@ SELECT id, state FROM jobs WHERE id IN (SELECT unnest($1::BIGINT[]))
 -- name: jobs_of_bundles
 -- Jobs that have not ended whose checkpoints the daemon has by some digests. $1: the digests.
 SELECT id FROM jobs WHERE finished_at IS NULL AND list_contains($1::VARCHAR[], bundle)
+
+-- name: keep_more
+-- Jobs that keep more of a GPU than is known. $1: jobs, $2: bytes of each.
+SELECT j.id, k.bytes AS kept_memory
+FROM jobs j JOIN (SELECT unnest($1::BIGINT[]) AS id, unnest($2::BIGINT[]) AS bytes) k ON k.id = j.id
+WHERE k.bytes > coalesce(j.kept_memory, 0)
+
+-- name: kept_memory
+-- The most that jobs of a signature have been seen to keep of a GPU while others had the turn, NULL: not known. $1: signature.
+SELECT max(kept_memory) FROM jobs WHERE signature = $1
 
 -- name: known_slowdowns
 -- What is known of pairs. $1: models.
@@ -353,9 +363,12 @@ WHERE j.id IN (SELECT unnest($1::BIGINT[]))
 GROUP BY j.id, j.gpus_min
 
 -- name: room_on_gpus
--- Those of the given GPUs on which something may start: their memory, and who holds them now. $1: GPUs.
-SELECT g.id, g.memory, count(s.lease_id), count(s.lease_id) FILTER (s.share = 'exclusive'), CAST(coalesce(sum(s.memory), 0) AS BIGINT)
-FROM gpus g JOIN nodes n ON n.id = g.node_id LEFT JOIN live_shares s ON s.gpu_id = g.id
+-- Those of the given GPUs on which something may start: their memory, who holds them now, what these keep of it whoever has the turn, and
+-- the most that one of them needs beyond that. $1: GPUs.
+SELECT g.id, g.memory, count(s.lease_id), count(s.lease_id) FILTER (s.share = 'exclusive'),
+       CAST(coalesce(sum(least(s.memory, coalesce(j.kept_memory, s.memory))), 0) AS BIGINT),
+       coalesce(max(s.memory - least(s.memory, coalesce(j.kept_memory, s.memory))), 0)
+FROM gpus g JOIN nodes n ON n.id = g.node_id LEFT JOIN live_shares s ON s.gpu_id = g.id LEFT JOIN jobs j ON j.id = s.job_id
 WHERE g.id IN (SELECT unnest($1::VARCHAR[])) AND g.health = 'ok' AND n.state = 'up'
 GROUP BY g.id, g.memory
 
@@ -380,8 +393,8 @@ SELECT name, path FROM shared_places WHERE path = $1
 SELECT o.id FROM nodes n JOIN nodes o ON o.host = n.host AND o.home = n.home AND o.id <> n.id WHERE n.id = $1 AND o.state <> 'gone'
 
 -- name: startable
--- Those of the given jobs that wait for GPUs and may start now.
-SELECT id FROM jobs WHERE id IN (SELECT unnest($1::BIGINT[])) AND state = 'pending' AND NOT held AND lease_id IS NULL
+-- Those of the given jobs that wait for GPUs and may start now, and what they keep of one while others have the turn.
+SELECT id, kept_memory FROM jobs WHERE id IN (SELECT unnest($1::BIGINT[])) AND state = 'pending' AND NOT held AND lease_id IS NULL
 
 -- name: still_waiting
 -- Those of the given jobs that have not started or ended meanwhile.

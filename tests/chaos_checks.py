@@ -12,7 +12,7 @@ from typing import Any
 
 import duckdb
 from chaos_load import Accepted, Ledger
-from e2e import servers_of
+from e2e import is_server
 from stoker.engine.home import Home
 from stoker.engine.jobs.states import FINAL, State, legal
 from stoker.runners.host.report_tail import Acked, ranks
@@ -229,7 +229,8 @@ def nothing_is_left_running(found: Found) -> Iterator[str]:
         ours = any(variable.startswith(entry) for variable in environment.split(b"\0")) or str(found.home.path).encode() in command
         if ours and (known := processes.stat(pid)) is not None and not known.dead:
             yield f"pid {pid}: {command.replace(bytes(1), b' ').decode()}"
-    yield from (f"fork server {pid} of runner {node}" for node in ("a", "b") for pid in servers_of(found.home, node))
+    servers = found.rows("SELECT pid, node_id FROM fork_servers WHERE pid IS NOT NULL")
+    yield from (f"fork server {pid} of runner {node}" for pid, node in servers if is_server(pid))
 
 
 def nothing_is_lost_from_an_index(found: Found) -> Iterator[str]:

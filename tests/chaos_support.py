@@ -194,7 +194,7 @@ class Chaos:
 
     def _signal_server(self, number: int) -> str:
         """Whatever it is at: it loads, it forks, it waits."""
-        servers = [server for agent in self.agents for server in servers_of(self.home, agent.node)]
+        servers = [server for agent in self.agents for server in servers_of(agent.pid)]
         if not servers:
             return "no fork server"
         with contextlib.suppress(ProcessLookupError):

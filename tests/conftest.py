@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -56,8 +57,11 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     return argname if isinstance(val, bytes) else None
 
 
+@pytest.hookimpl(tryfirst=True)  # before those of the night are left out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Hypothesis takes a third of the examples that a test names (all up to ten), by night ten times as many, others each time.
+    """Hypothesis takes a sixth of the examples that a test names (all up to six), by night ten times as many, others each time.
+
+    Of the cases of a test that is ``sampled(n)`` each n-th runs by day, the others by night.
 
     Slow tests come first where several workers share them: none is left alone with one at the end. Groups stay as they are, but for those
     that watch the clock while they train: `clock`, one at a time, and mostly asleep.
@@ -65,6 +69,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for test in {getattr(item.obj, "__func__", item.obj) for item in items if isinstance(item, pytest.Function)}:
         if (named := getattr(test, "_hypothesis_internal_use_settings", None)) is not None:
             test._hypothesis_internal_use_settings = _as_many(named)
+    cases: Counter[str] = Counter()
+    for item in items:
+        if (sampled := item.get_closest_marker("sampled")) is not None:
+            function = item.nodeid.partition("[")[0]
+            if cases[function] % sampled.args[0]:
+                item.add_marker("nightly")
+            cases[function] += 1
     if hasattr(config, "workerinput"):
         items.sort(key=_turn)
 
@@ -73,7 +84,7 @@ def _as_many(named: hypothesis.settings) -> hypothesis.settings:
     count = named.max_examples
     if os.environ.get("HYPOTHESIS_PROFILE") == "nightly":
         return hypothesis.settings(named, max_examples=10 * count, derandomize=False, print_blob=True)
-    return hypothesis.settings(named, max_examples=max(min(count, 10), count // 3))
+    return hypothesis.settings(named, max_examples=max(min(count, 6), count // 6))
 
 
 def _turn(item: pytest.Item) -> int:

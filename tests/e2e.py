@@ -89,7 +89,7 @@ BUSY = f"""
 from stoker.engine import services
 from stoker.engine.adhoc import desk
 services.ENDS_WITHIN *= {min(PATIENCE, 2)}
-desk.HANGS *= {PATIENCE}
+desk.HANG_PATIENCE *= {PATIENCE}
 """
 
 
@@ -163,12 +163,6 @@ class RunnerProcess(_Process):
         options = ["--home", str(home.path), "--node", node, "--slots", str(slots), *warm, *arguments]
         super().__init__(home, f"runner-{node}.log", [sys.executable, "-m", "stoker.runners.host.agent", *options], env)
 
-    def end(self) -> None:
-        super().end()
-        for server in servers_of(self.home, self.node):  # they wait for the next agent
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(server, signal.SIGKILL)
-
     def start(self, daemon: Client | None = None) -> None:
         """Until it has registered; ``daemon`` where that has another home, as on another host."""
         self.launch()
@@ -178,11 +172,19 @@ class RunnerProcess(_Process):
             client.close()
 
 
-def servers_of(home: Home, node: str) -> list[int]:
-    """Pids of the fork servers of a runner, also when it has been killed."""
-    from stoker.runners.warm import server_names
+def servers_of(agent: int) -> list[int]:
+    """Pids of the fork servers of a runner, which leave with it."""
+    from stoker.runners.lease import processes
 
-    return [name.pid for name in server_names.find(server_names.place_of(home.path, node))]
+    table = processes.table()
+    return [found.process.pid for found in table.values() if found.parent == agent and not found.dead and is_server(found.process.pid)]
+
+
+def is_server(pid: int) -> bool:
+    try:
+        return b"stoker.runners.warm.fork_server" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def end_workers(home: Home) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SPILL, SPILL_OF_FREE = 4 << 30, 1 / 8  #: bytes on disk that may spill, and the share of what is free
 SPILL_SHARE = 1 / 8  #: of the memory: beyond it, sorts and hash tables spill
-PYTHON = 768 << 20  #: bytes for the rows of an answer, beside the memory that the query may take
+ANSWER_BYTES = 768 << 20  #: bytes for the rows of an answer, beside the memory that the query may take
 NICENESS = 5  #: the daemon comes first, then jobs
 _DEATH_SIGNAL = 1  #: PR_SET_PDEATHSIG
 _libc = ctypes.CDLL(None)
@@ -69,7 +69,7 @@ def _bound(ask: Ask) -> None:
     with contextlib.suppress(OSError):  # if memory runs out on the host, this goes first
         Path("/proc/self/oom_score_adj").write_text("1000")
     mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    most = mapped + ask.memory + PYTHON
+    most = mapped + ask.memory + ANSWER_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 

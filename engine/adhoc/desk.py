@@ -43,7 +43,7 @@ GRACE = 0.5  #: seconds beyond its time after which an answer is no longer waite
 COPY_MEMORY = 1 << 30  #: bytes that the copy may take: what is cached of it, and what has changed since it was last settled
 MOST_BEHIND = 20_000  #: commits that wait to be sent on; a process that leaves more unread is ended
 MOST_UNSENT = 256 << 20  #: bytes of answers that those who asked have yet to take
-HANGS = 5.0  #: seconds more without a word after which the process itself is taken to hang
+HANG_PATIENCE = 5.0  #: seconds more without a word after which the process itself is taken to hang
 LONGEST_PAUSE = 30.0  #: seconds between two starts, if they fail
 log = logging.getLogger(__name__)
 
@@ -172,7 +172,7 @@ class Desk:
             if process is None:
                 words = "others were being answered" if self._process else "the process that answers was being started"
                 raise LimitExceeded(f"query: not begun within {seconds:g} s, for {words}; try again") from None
-            self._loop.call_later(HANGS, self._end_if_silent, process, process.heard)
+            self._loop.call_later(HANG_PATIENCE, self._end_if_silent, process, process.heard)
             raise LimitExceeded(_late(seconds)) from None
 
     def hold(self, size: int) -> Callable[[], None]:

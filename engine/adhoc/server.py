@@ -26,8 +26,8 @@ from .answering import answer_and_exit
 from .replica import Moved, Replica, copy_of, log_of
 from .wire import LARGEST_MESSAGE, Ask, Drop, Ended, Failed, Load, Ready, ToDaemon, decode_for_server, frames
 
-BEHIND = 0.9  #: seconds after which a commit is applied though nobody asks
-SETTLE = 16 << 20  #: bytes of changes in memory that are written to the file when nobody is running
+COMMIT_LAG_SECONDS = 0.9  #: seconds after which a commit is applied though nobody asks
+SETTLE_BYTES = 16 << 20  #: bytes of changes in memory that are written to the file when nobody is running
 MUST_SETTLE = 256 << 20  #: bytes from which on statements wait until they have been
 
 
@@ -64,7 +64,7 @@ class Server:
         """Seconds until something is to be done unasked; None: nothing is."""
         if self._replica is None or not self._replica.behind:
             return None
-        return max(0.0, self._heard + BEHIND - time.monotonic())
+        return max(0.0, self._heard + COMMIT_LAG_SECONDS - time.monotonic())
 
     def _read_feed(self) -> None:
         received = self._feed.recv(1 << 20)
@@ -115,9 +115,9 @@ class Server:
         replica = self._replica
         if replica is None:
             return
-        if replica.behind and (self._waiting or time.monotonic() >= self._heard + BEHIND):
+        if replica.behind and (self._waiting or time.monotonic() >= self._heard + COMMIT_LAG_SECONDS):
             replica.catch_up()
-        if replica.unsettled > SETTLE and not self._running:
+        if replica.unsettled > SETTLE_BYTES and not self._running:
             replica.settle()
         while self._waiting and self._waiting[0][0].after <= replica.number and replica.unsettled <= MUST_SETTLE:
             self._start(replica, *self._waiting.popleft())

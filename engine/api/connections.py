@@ -17,16 +17,17 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-MOST = 4096  #: TCP connections at most, or half of the descriptors that this process may have: files and the Unix socket need some too
-STRANGERS = 1 / 4  #: the share of them that may be strangers'
+#: TCP connections at most, or half of the descriptors that this process may have: files and the Unix socket need some too
+MOST_CONNECTIONS = 4096
+STRANGERS_SHARE = 1 / 4  #: the share of them that may be strangers'
 OF_ONE_ADDRESS = 1 / 2  #: the share of these that may come from one address
 DESCRIPTORS = 65_536  #: that are asked for: some programs that hooks may run look at each that they could have
 TOKEN_WITHIN = 10.0  #: seconds in which a connection must show a valid token
 HEAD_WITHIN = 10.0  #: seconds from the first byte of a request to the end of its headers
 BODY_IDLE = 30.0  #: seconds between two pieces of a body
 ANSWER_IDLE = 60.0  #: seconds in which somebody takes nothing of an answer
-LOOK = 1.0  #: seconds between looks at the times above
-TELL = 60.0  #: seconds between lines of the log about what was closed
+LOOK_SECONDS = 1.0  #: seconds between looks at the times above
+LOG_INTERVAL_SECONDS = 60.0  #: seconds between lines of the log about what was closed
 log = logging.getLogger(__name__)
 
 
@@ -45,8 +46,8 @@ class Connections:
     """The TCP connections of a listener, the oldest first."""
 
     def __init__(self, descriptors: int) -> None:
-        self._most = min(MOST, descriptors // 2)
-        self._strangers_most = max(1, int(self._most * STRANGERS))
+        self._most = min(MOST_CONNECTIONS, descriptors // 2)
+        self._strangers_most = max(1, int(self._most * STRANGERS_SHARE))
         self._of_address_most = max(1, int(self._strangers_most * OF_ONE_ADDRESS))
         self._open: dict[Connection, None] = {}
         self._strangers: dict[Connection, None] = {}
@@ -105,12 +106,12 @@ class Connections:
             watch.cancel()
 
     async def _watch(self) -> None:
-        told, told_at = 0, -TELL
+        told, told_at = 0, -LOG_INTERVAL_SECONDS
         while True:
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(LOOK_SECONDS)
             now = time.monotonic()
             self.look(now)
-            if self.turned_away > told and now - told_at >= TELL:
+            if self.turned_away > told and now - told_at >= LOG_INTERVAL_SECONDS:
                 log.warning("%d TCP connections were closed: no valid token, or they stood still", self.turned_away - told)
                 told, told_at = self.turned_away, now
 

@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 
 MOST_FORETOLD = 4  #: jobs of a dry run whose deadlines are looked at
 MOST_TASKS = 20  #: of an array that are shown one by one
-USUAL = 1000  #: jobs of a listing that does not ask for more
+USUAL_LISTING = 1000  #: jobs of a listing that does not ask for more
 MOST_METRICS = 20_000  #: values of one answer; a record has fewer
-FEW = 100  #: jobs of a submission that are checked in a moment
+JOBS_CHECKED_AT_ONCE = 100  #: jobs of a submission that are checked in a moment
 MAX_LOG_WAIT = 25.0  #: seconds
 LARGEST_SNAPSHOT = 128 << 20  #: bytes of a tar: what is in it is half of that at most
 LOOK, LOOK_AFAR = 0.2, 1.0  #: seconds between looks at a log, here and through another host's runner
@@ -108,7 +108,7 @@ async def submit_jobs(call: Call) -> dict[str, Any]:
 async def _judge(call: Call, submission: Submission) -> None:
     if not submission.jobs:
         raise UsageError("jobs: there is none in this submission")
-    await call.run(Kind.CONTROL if len(submission.jobs) <= FEW else Kind.UPLOAD, require_all, submission.jobs)
+    await call.run(Kind.CONTROL if len(submission.jobs) <= JOBS_CHECKED_AT_ONCE else Kind.UPLOAD, require_all, submission.jobs)
     if stranger := next((job for job in submission.jobs if job.user and call.only not in (None, job.user)), None):
         raise Unauthorized(f"{stranger.name}: user: this token acts for {call.only}, not for {stranger.user}: leave it out")
     if submission.jobs[0].cron:
@@ -153,14 +153,14 @@ async def list_jobs(call: Call) -> Encoded:
     labels = as_json(labels_of(call.request.query_params.getlist("label")))
     everything = call.query("all") in ("1", "true") or (states is not None and since is None)
     arrays = call.query("arrays") in ("1", "true")
-    limit, user, store = int(call.number("limit") or USUAL), call.query("user"), call.daemon.store
+    limit, user, store = int(call.number("limit") or USUAL_LISTING), call.query("user"), call.daemon.store
     numbers = _numbers(call.query("id"))
 
     def read() -> dict[str, Any]:
         ended_after = time.time() - 3600.0 if since is None else since
         return {"jobs": objects(store, "api/jobs", everything, ended_after, user, states, not arrays, limit, name, labels, numbers)}
 
-    kind = Kind.LISTING if limit <= USUAL else Kind.READ
+    kind = Kind.LISTING if limit <= USUAL_LISTING else Kind.READ
     question = ("jobs", everything, since, user, None if states is None else tuple(states), arrays, limit, name, labels, call.query("id"))
     return await call.snapshot(kind, question, read)
 

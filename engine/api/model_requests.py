@@ -14,12 +14,13 @@ from typing import Any
 import msgspec
 
 from ..errors import Conflict, LimitExceeded, Unreachable, UsageError
+from ..fleet.remote_requests import RemoteRequests
 from ..jobs.states import FINAL
 from ..json_rows import objects
 from ..protocol import LONGEST_REQUEST, SERVER_SOCKET
 from ..spec.model import SERVES, Serve
 from .call import Call, endpoint
-from .jobs import resolve
+from .jobs import log_source, resolve
 
 LONGEST_ANSWER = 64 << 20  #: bytes
 TIMEOUT, LONGEST = 60.0, 600.0  #: seconds until an answer
@@ -47,25 +48,34 @@ def _server(call: Call) -> dict[str, Any]:
     return {**{name: row[name] for name in ("job", "name", "lease", "node", "run_dir", "since")}, "serve": msgspec.to_builtins(serve)}
 
 
+def _found(call: Call) -> dict[str, Any]:
+    """The same, and whether its socket is on this host."""
+    where = _server(call)
+    source, _ = log_source(call.daemon.store, where["job"], where["lease"], where["node"])
+    return {**where, "here": source is None or call.daemon.remote_logs.is_here(source)}
+
+
 async def server(call: Call) -> dict[str, Any]:
-    return await call.read(_server, call)
+    return await call.read(_found, call)
 
 
 async def ask(call: Call) -> dict[str, Any]:
     requests = (await call.message(Requests)).requests
     timeout = min(call.number("timeout") or TIMEOUT, LONGEST)
-    where = await call.read(_server, call)
-    answers = await call.unless_gone(_handed_on(where, requests, timeout))
+    where = await call.read(_found, call)
+    answers = await call.unless_gone(_handed_on(call.daemon.remote_requests, where, requests, timeout))
     return {"job": where["job"], "answers": answers}
 
 
-async def _handed_on(where: dict[str, Any], requests: list[Any], timeout: float) -> list[dict[str, Any]]:
+async def _handed_on(remote: RemoteRequests, where: dict[str, Any], requests: list[Any], timeout: float) -> list[dict[str, Any]]:
     name = where["name"]
     line = json.dumps({"requests": requests}).encode() + b"\n"
     if len(line) > LONGEST_REQUEST:
         raise LimitExceeded(f"the request is larger than {LONGEST_REQUEST >> 20} MiB: send less at once")
     try:
         async with asyncio.timeout(timeout):
+            if not where["here"]:
+                return await remote.ask(where["node"], where["job"], name, where["lease"], requests, timeout)
             said = await _told(where["run_dir"], line)
     except TimeoutError:
         raise LimitExceeded(f"{name} has not answered within {timeout:g} s") from None

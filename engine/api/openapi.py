@@ -13,7 +13,7 @@ import msgspec
 
 from ... import __version__
 from ..errors import KINDS
-from ..protocol import BundlePiece, BundleWanted, CheckpointSent, Hello, LastLog, LogPiece, Poll, Report, SnapshotPiece
+from ..protocol import Asked, BundlePiece, BundleWanted, CheckpointSent, Hello, LastLog, LogPiece, Poll, Report, SnapshotPiece
 from ..traces.trace import Trace, TraceJob
 from . import jobs, kept, model_requests, operators, pool_calls, prompt_banks, reports, retries, simulations, traces, tuning
 from . import runner_calls as runner
@@ -54,7 +54,8 @@ SAID: dict[str, tuple[str, str, Any]] = {
         "text: string, file: string, offset: integer, more: boolean, done: boolean, ~times: array, lease: integer?, path: string?, "
         "host: string?, node: string?", "lease node lines file offset wait since times", None),
     "GET /v1/jobs/{ref}/server": (
-        "job: integer, name: string, lease: integer, node: string, run_dir: string, since: number, serve: object", "", None),
+        "job: integer, name: string, lease: integer, node: string, run_dir: string, since: number, serve: object, "
+        "here: boolean", "", None),
     "POST /v1/jobs/{ref}/ask": ("job: integer, answers: array", "timeout", model_requests.Requests),
     "POST /v1/jobs/{ref}/cancel": ("jobs: array", "", Action),
     "POST /v1/jobs/{ref}/hold": ("jobs: array", "", Action),
@@ -116,7 +117,8 @@ SAID: dict[str, tuple[str, str, Any]] = {
         "session: integer, telemetry_interval: number, heartbeat: number, warm: string, turn: string, input_memory: number, "
         "warm_memory: number, shared: object?, keeps_logs: boolean, fence_after: number?, download: boolean", "", Hello),
     "POST /v1/runner/poll": (
-        "version: integer, leases: array, shutdown: string?, logs: array, warm: array, draining: boolean, send: array", "", Poll),
+        "version: integer, leases: array, shutdown: string?, logs: array, asks: array, warm: array, draining: boolean, "
+        "send: array", "", Poll),
     "POST /v1/runner/report": ("stale: array", "", Report),
     "POST /v1/runner/log": ("", "", LogPiece),
     "POST /v1/runner/bundle_piece": ("bytes: integer, whole: boolean", "", BundlePiece),
@@ -124,6 +126,7 @@ SAID: dict[str, tuple[str, str, Any]] = {
     "POST /v1/runner/checkpoint_sent": ("", "", CheckpointSent),
     "POST /v1/snapshots": ("bytes: integer, whole: boolean", "", SnapshotPiece),
     "POST /v1/runner/last_log": ("", "", LastLog),
+    "POST /v1/runner/asked": ("", "", Asked),
 }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from ..spec.check import NAME, is_backbone
 from ..spec.reading.tree import shown
 from .call import Call, endpoint
 
-MOST = 20  #: backbones of a pool
+MOST_BACKBONES = 20  #: backbones of a pool
 
 
 class Backbones(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -32,8 +32,8 @@ async def change(call: Call) -> dict[str, Any]:
     for name in asked.backbones:
         if not is_backbone(name):
             raise UsageError(f"backbones: must be names of models or absolute paths of their directories, not {shown(name)}")
-    if len(asked.backbones) > MOST:
-        raise UsageError(f"backbones: {len(asked.backbones)} are more than {MOST}, which is the most")
+    if len(asked.backbones) > MOST_BACKBONES:
+        raise UsageError(f"backbones: {len(asked.backbones)} are more than {MOST_BACKBONES}, which is the most")
     await call.control(call.daemon.store.write, keep_warm, KeepWarm(pool, asked.backbones, call.who.user))
     return {"pool": pool, "warm": await call.read(objects, call.daemon.store, "api/pool_warm", pool)}
 

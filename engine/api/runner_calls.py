@@ -15,6 +15,7 @@ from ..fleet import registration as runners
 from ..fleet.places_told import drop_bundle, take_sent
 from ..protocol import (
     VERSION,
+    Asked,
     BundleKept,
     BundlePiece,
     BundleWanted,
@@ -59,12 +60,13 @@ async def poll(call: Call) -> Any:
     message = await call.message(Poll)
     fleet = call.daemon.fleet
     fleet.hear(message.node, message.session)
-    remote_logs = call.daemon.remote_logs
-    wait = 0.0 if remote_logs.waiting(message.node) else min(message.wait, fleet.heartbeat)
+    remote_logs, remote_requests = call.daemon.remote_logs, call.daemon.remote_requests
+    at_once = remote_logs.waiting(message.node) or remote_requests.waiting(message.node)
+    wait = 0.0 if at_once else min(message.wait, fleet.heartbeat)
     answer = await call.daemon.board.poll(message.node, message.version, wait)
     if not fleet.current(message.node, message.session):
         raise Stale(f"runner {message.node}: another agent has registered under this name since")
-    return remote_logs.hand_out(message, answer)
+    return remote_requests.hand_out(message, remote_logs.hand_out(message, answer))
 
 
 async def report(call: Call) -> Any:
@@ -79,6 +81,13 @@ async def log(call: Call) -> dict[str, Any]:
     message = await call.message(LogPiece)
     call.daemon.fleet.hear(message.node, message.session)
     call.daemon.remote_logs.take(message)
+    return {}
+
+
+async def asked(call: Call) -> dict[str, Any]:
+    message = await call.message(Asked)
+    call.daemon.fleet.hear(message.node, message.session)
+    call.daemon.remote_requests.take(message)
     return {}
 
 
@@ -122,6 +131,7 @@ ENDPOINTS = [
     endpoint(protocol.REPORT, "runner", report, ["POST"]),
     endpoint(protocol.LOG, "runner", log, ["POST"]),
     endpoint(protocol.LAST_LOG, "runner", last_log, ["POST"]),
+    endpoint(protocol.ASKED, "runner", asked, ["POST"]),
     endpoint(protocol.BUNDLE_PIECE, "runner", bundle_piece, ["POST"]),
     endpoint(protocol.BUNDLE, "runner", bundle, ["POST"]),
     endpoint(protocol.CHECKPOINT_SENT, "runner", checkpoint_sent, ["POST"]),

@@ -22,7 +22,7 @@ MAX_AGE = 1.0  #: seconds: times in an answer go on though nothing is committed
 MAX_REST = 0.25  #: seconds of rest after an answer at most
 MAX_QUESTIONS = 64
 MAX_BYTES = 32 << 20  #: of the answers that are kept
-ANYTHING = "anything"  #: the topic of each commit that has events or topics
+ANY_TOPIC = "anything"  #: the topic of each commit that has events or topics
 
 
 @dataclass(slots=True, eq=False)
@@ -54,9 +54,9 @@ class Snapshots:
     def committed(self, commit: Committed) -> None:
         """After a commit, before its answers go out, on the writer's thread."""
         self._commits.update(commit.topics)
-        self._commits[ANYTHING] += bool(commit.topics or commit.events)
+        self._commits[ANY_TOPIC] += bool(commit.topics or commit.events)
 
-    async def ask(self, kind: Kind, question: Hashable, read: Callable[[], Any], topics: Collection[str] = (ANYTHING,)) -> Any:
+    async def ask(self, kind: Kind, question: Hashable, read: Callable[[], Any], topics: Collection[str] = (ANY_TOPIC,)) -> Any:
         """What ``read`` gives, on a thread of that kind; it holds all that was committed of ``topics`` when it is asked for."""
         asked, version = time.monotonic(), self._version(topics)
         known = self._known.pop(question, None) or _Question()

@@ -14,7 +14,7 @@ from ..json_rows import objects
 from .call import Call, endpoint
 
 MOST_TRIALS = 1000
-NEWEST = 200
+NEWEST_TUNINGS = 200
 
 
 def require_objective(name: str) -> None:
@@ -47,7 +47,7 @@ async def progress(call: Call) -> dict[str, Any]:
 
 
 async def history(call: Call) -> dict[str, Any]:
-    return {"tunings": await call.read(objects, call.daemon.store, "api/tunings", NEWEST)}
+    return {"tunings": await call.read(objects, call.daemon.store, "api/tunings", NEWEST_TUNINGS)}
 
 
 ENDPOINTS = [

@@ -15,12 +15,12 @@ import msgspec
 from ..errors import Conflict, LimitExceeded, NotFound, UsageError
 from ..studies.stored_traces import NewTrace
 from ..traces.trace import Trace, TraceJob
-from ..traces.trace_check import MOST, check_jobs, check_name
+from ..traces.trace_check import LONGEST_SECONDS, check_jobs, check_name
 
 MAX_UPLOADS = 8  #: at once
 MAX_BYTES = 1 << 30  #: packed, of all uploads together
 MOST_JOBS = 2_000_000  #: of one trace: they are written in one transaction, some ten thousand a second
-PACK = 5_000  #: jobs that are unpacked and written at once
+JOBS_PER_WRITE = 5_000  #: jobs that are unpacked and written at once
 FORGET_AFTER = 600.0  #: seconds without another slice
 _decoder = msgspec.json.Decoder(list[TraceJob])
 _encoder = msgspec.json.Encoder()
@@ -47,8 +47,8 @@ class Upload:
             raise UsageError(f"jobs: {self.jobs + len(jobs)} were sent of {self.total} that were announced")
         if self.jobs + len(jobs) > MOST_JOBS:
             raise LimitExceeded(f"jobs: a trace may have {MOST_JOBS}: cut this one into parts")
-        for start in range(0, len(jobs), PACK):
-            self.packed.append(zlib.compress(_encoder.encode(jobs[start : start + PACK]), 1))
+        for start in range(0, len(jobs), JOBS_PER_WRITE):
+            self.packed.append(zlib.compress(_encoder.encode(jobs[start : start + JOBS_PER_WRITE]), 1))
         self.jobs += len(jobs)
         self.last = last
 
@@ -85,7 +85,7 @@ def begin(trace: Trace, user: str) -> Upload:
     """Check the first message of a trace, and take the jobs that it has."""
     try:
         check_name(trace.name)
-        if trace.starts_at is not None and not abs(trace.starts_at) <= MOST:
+        if trace.starts_at is not None and not abs(trace.starts_at) <= LONGEST_SECONDS:
             raise ValueError("starts_at: is out of range")
     except ValueError as error:
         raise UsageError(str(error)) from None

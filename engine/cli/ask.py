@@ -57,7 +57,7 @@ def _asking(app: App, job: str, timeout: float, stack: ExitStack) -> tuple[Ask, 
 
     found = app.client.get(job_path(job, "server"))
     at_once = min(AT_ONCE, found["serve"]["queue"])
-    if app.client.url is None and Path(found["run_dir"]).is_dir():
+    if app.client.url is None and found["here"]:
         client = InferenceClient(Path(found["run_dir"]), found["name"], timeout)
         stack.callback(client.close)
         return client.ask, at_once

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  #: seconds before a restart; doubles with each failure in a row
-STEADY = 60.0  #: a child that has lived so long begins anew with the first pause
+STEADY_SECONDS = 60.0  #: a child that has lived so long begins anew with the first pause
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Child:
 
     def plan_restart(self) -> float:
         """Set the time of the next start; the pause until then."""
-        if time.monotonic() - self.started > STEADY:
+        if time.monotonic() - self.started > STEADY_SECONDS:
             self.pause = FIRST_PAUSE
         pause, self.pause = self.pause, min(self.pause * 2, LONGEST_PAUSE)
         self.restart_at = time.monotonic() + pause

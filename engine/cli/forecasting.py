@@ -14,7 +14,7 @@ from .jobref import job_path
 Forecast = dict[str, Any]
 
 PATIENCE = 10.0  #: seconds that all the forecasts of one command may take
-LIKELY = 0.9  #: probability from which a deadline is as good as kept
+LIKELY_KEPT = 0.9  #: probability from which a deadline is as good as kept
 _UNCERTAIN = 0.5
 _EXACT = 300.0  #: seconds, from which on those that the submission took are not worth saying
 _REMEDIES = {
@@ -60,7 +60,7 @@ def beside(forecast: Forecast, risk: str, *, given_up: bool, now: float) -> list
         return lines(forecast, now)
     *earlier, last = forecast["steps"]
     said = [f"{_when(forecast, step, now)}: {_judged(forecast, step, now)}" for step in earlier]
-    doubtful, likely = last["probability"] < _UNCERTAIN, last["probability"] >= (_UNCERTAIN if given_up else LIKELY)
+    doubtful, likely = last["probability"] < _UNCERTAIN, last["probability"] >= (_UNCERTAIN if given_up else LIKELY_KEPT)
     if (risk == "safe" and doubtful) or (risk != "safe" and likely):
         if given_up:
             return _lines(forecast, [], now)
@@ -94,7 +94,7 @@ def _judged(forecast: Forecast, step: Forecast, now: float) -> str:
         gpus = forecast["gpus"]
         left_over = f"{_distance(step, now).removeprefix('in ')} are left" if step["deadline"] > now else "it is over"
         return f"impossible: needs at least {fmt.duration(forecast['needs'])} on {gpus} GPU{'s' * (gpus > 1)}, {left_over}"
-    verdict = "likely met" if share >= LIKELY else "uncertain" if share >= _UNCERTAIN else "unlikely"
+    verdict = "likely met" if share >= LIKELY_KEPT else "uncertain" if share >= _UNCERTAIN else "unlikely"
     return f"{verdict} ({fmt.percent(share)} of {_runs(forecast)})"
 
 
@@ -113,7 +113,7 @@ def _promise(forecast: Forecast, now: float) -> str:
     end = forecast["end_90"]
     if end is None:
         return "no end is in sight"
-    if last["probability"] >= LIKELY:
+    if last["probability"] >= LIKELY_KEPT:
         return f"9 of 10 runs end by {_at(end, now)}"
     return f"the earliest that can be kept 9 times in 10 is {_at(end, now)}"
 
@@ -128,5 +128,5 @@ def require(found: Sequence[tuple[str, Forecast]], now: float) -> None:
     """Conflict unless each of these jobs (names) keeps its last deadline in nine of ten runs."""
     for name, forecast in found:
         steps = forecast.get("steps") or [{"probability": 0.0}]
-        if steps[-1]["probability"] < LIKELY:
+        if steps[-1]["probability"] < LIKELY_KEPT:
             raise Conflict(f"--require-deadline: nothing was submitted: {name}: {lines(forecast, now)[len(steps) - 1]}")

@@ -27,7 +27,7 @@ from .output import note
 
 WORKER = [sys.executable, "-m", "stoker.runners.prompts.bank_work"]  #: and the folder of the work
 POLL = 0.2  #: seconds between looks at what has been answered
-KEPT = 7 * 86_400.0  #: seconds after which nobody follows what was asked
+WORK_KEPT_SECONDS = 7 * 86_400.0  #: seconds after which nobody follows what was asked
 SLOW_POLL = 1.0  #: and at the state of the job
 
 
@@ -67,7 +67,7 @@ def _remove_left(works: Path) -> None:
     """Folders of commands that were killed."""
     for folder in works.glob("*"):
         with contextlib.suppress(OSError):
-            if folder.stat().st_mtime < time.time() - KEPT:
+            if folder.stat().st_mtime < time.time() - WORK_KEPT_SECONDS:
                 shutil.rmtree(folder, ignore_errors=True)
 
 

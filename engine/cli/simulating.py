@@ -71,7 +71,7 @@ _STUDY_OPTIONS = (
 
 #: Options with which something is drawn.
 _RANDOM = "--estimate-error, --estimate-noise, --unknown-share or --failures-per-gpu-hour"
-TELL = 10.0  #: seconds between lines in a pipe
+PROGRESS_SECONDS = 10.0  #: seconds between lines in a pipe
 _ENDED = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 
 
@@ -264,7 +264,7 @@ def _progress(study: Study) -> Iterator[Callable[[Run, int, int], None]]:
         over = threading.Event()
 
         def tell() -> None:
-            while not over.wait(TELL):
+            while not over.wait(PROGRESS_SECONDS):
                 parts = list(shares.values())
                 done, share = sum(part >= 1.0 for part in parts), sum(parts) / len(study.runs)
                 note(f"{done} of {len(study.runs)} runs are done, {fmt.percent(share)} of all")

@@ -27,11 +27,11 @@ log = logging.getLogger(__name__)
 
 INTERVAL = 2.0  #: seconds between looks; a look at nothing new costs nothing
 REFIT = 10.0  #: seconds between two fits of one job, at least
-SHARE = 0.02  #: of the time at most is spent on one job: a very long curve is fitted less often
-ROUND = 1.0  #: seconds of fitting in one look; who is left comes in the next
+FITTING_SHARE = 0.02  #: of the time at most is spent on one job: a very long curve is fitted less often
+FITTING_SECONDS_PER_LOOK = 1.0  #: seconds of fitting in one look; who is left comes in the next
 REMEASURE = 30.0  #: seconds between two looks at what suspensions cost
-USE = 10.0  #: seconds between two looks at how busy jobs keep their GPUs
-RECENT = 60.0  #: seconds of samples that tell it: what a job did before it trained is soon none of them
+USE_INTERVAL = 10.0  #: seconds between two looks at how busy jobs keep their GPUs
+USE_SAMPLES_SECONDS = 60.0  #: seconds of samples that tell it: what a job did before it trained is soon none of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,9 @@ class Estimating:
         if self._moved and now - self._measured_at >= REMEASURE:
             self._moved, self._measured_at = False, now
             self._adopt(Overheads(self._store.rows("policy/overheads")))
-        if now - self._used_at >= USE:
+        if now - self._used_at >= USE_INTERVAL:
             self._used_at = now
-            if found := objects(self._store, "policy/utilisations", now - RECENT):
+            if found := objects(self._store, "policy/utilisations", now - USE_SAMPLES_SECONDS):
                 self._store.write(write_utilisations, found)
         if self._reported:
             self._reported = False  # before the tables are read: what comes meanwhile is seen the next time
@@ -101,7 +101,7 @@ class Estimating:
         self._looks = {one.job: self._looks.get(one.job, _Look()) for one in watched}
         moved = [one for one in watched if self._looks[one.job].step != one.step]
         due = sorted((one for one in moved if self._looks[one.job].again <= now), key=lambda one: self._looks[one.job].again)
-        estimates, end, left = [], time.monotonic() + ROUND, len(moved)
+        estimates, end, left = [], time.monotonic() + FITTING_SECONDS_PER_LOOK, len(moved)
         for one in due:
             began = time.perf_counter()
             failed = self._looks[one.job].failed
@@ -112,7 +112,7 @@ class Estimating:
                 if not failed:
                     log.warning("job %d: its iterations can't be estimated: %s", one.job, error, extra={"action": "estimate.error"})
                 failed = True
-            self._looks[one.job] = _Look(one.step, now + max(REFIT, (time.perf_counter() - began) / SHARE), failed)
+            self._looks[one.job] = _Look(one.step, now + max(REFIT, (time.perf_counter() - began) / FITTING_SHARE), failed)
             left -= 1
             if time.monotonic() > end:
                 break

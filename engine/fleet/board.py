@@ -268,6 +268,7 @@ def _parts(
                 priority=precedence(lease["kind"], lease["priority"]),
                 stop=lease["stop"],
                 replicas=None if group is None else group.word,
+                kept_memory=lease["kept_memory"],
                 **terms,
             ),
         )

@@ -295,11 +295,12 @@ class _Latest:
     total: int | None = None
     checkpoint: int | None = None
     memory: int | None = None
+    kept: int | None = None
 
     def take(self, record: Record) -> None:
         self.last = record
         self.values.update(record.values)
-        for name in ("total", "checkpoint", "memory"):
+        for name in ("total", "checkpoint", "memory", "kept"):
             if (value := getattr(record, name)) is not None:
                 setattr(self, name, value)
 
@@ -330,8 +331,17 @@ def _progress(tx: Transaction, latest: Mapping[int, _Latest]) -> None:
         if _is_news(old, row):
             tx.touch("estimates")
     tx.put("progress", ["job_id"], rows, {(job,) for job in known})
+    _keep(tx, {job: new.kept for job, new in latest.items() if new.kept is not None})
     saved_on(tx, {job: (new.node, "") for job, new in latest.items() if new.checkpoint is not None})
     first_saved(tx, saved)
+
+
+def _keep(tx: Transaction, kept: Mapping[int, int]) -> None:
+    """What jobs keep of a GPU while others have the turn."""
+    more = tx.objects("keep_more", list(kept), list(kept.values())) if kept else []
+    tx.update("jobs", ["id"], more)
+    if more:
+        tx.touch("queue", "leases")  # others may fit beside them; their runners judge by it too
 
 
 _NO_PROGRESS: Mapping[str, Any] = dict.fromkeys(

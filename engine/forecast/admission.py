@@ -36,13 +36,13 @@ from .trial import with_job
 from .whatif import FEW_RUNS, Prospect, Question, Simulate, by_queue, look_ahead, quickest, spread_out
 from .work_draws import SAID_SPREAD, Durations, Finished, Known
 
-PATIENCE = 8.0  #: seconds after which an answer is not waited for any longer
-TURN = 1.0  #: seconds that a question waits for the one before it
+ANSWER_PATIENCE = 8.0  #: seconds after which an answer is not waited for any longer
+QUEUE_PATIENCE = 1.0  #: seconds that a question waits for the one before it
 PROFILING = 60.0  #: seconds that a profiling run trains, where none has been measured: runs of jobs whose steps take a tenth of a second
 RESUMPTION = 5.0  #: seconds that a suspension costs with its resumption, where nothing has been measured
-ROUNDS = 100  #: decisions in the time that a job is expected to take, in pools of many more jobs
+DECISIONS_PER_JOB = 100  #: decisions in the time that a job is expected to take, in pools of many more jobs
 ROUNDS_A_JOB = 20  #: decisions in the time that a GPU is held by one job, in the mean
-NEWEST = 500  #: completed jobs from which durations are learnt
+NEWEST_COMPLETED = 500  #: completed jobs from which durations are learnt
 
 Answer = dict[str, Any]
 #: The whole of an answer; docs/api.md says what each means. `status` is "estimated", or why there is no estimate.
@@ -87,7 +87,7 @@ class Admission:
 
     async def _answer(self, ask: Callable[[], _Asked]) -> Answer:
         try:
-            await asyncio.wait_for(self._turn.acquire(), TURN)
+            await asyncio.wait_for(self._turn.acquire(), QUEUE_PATIENCE)
         except TimeoutError:
             return _NotEstimated("busy", "the daemon is busy with another estimate").answer()
         answer: Future[Answer] = Future()
@@ -110,9 +110,9 @@ class Admission:
             self._turn.release()
             return _NotEstimated("busy", "the daemon can't start a thread for it now").answer()
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(answer), PATIENCE)
+            return await asyncio.wait_for(asyncio.wrap_future(answer), ANSWER_PATIENCE)
         except TimeoutError:
-            return _NotEstimated("slow", f"it takes longer than {PATIENCE:g} s").answer()
+            return _NotEstimated("slow", f"it takes longer than {ANSWER_PATIENCE:g} s").answer()
 
     def _submitted(self, job: int) -> _Asked:
         (row,) = objects(self._store, "api/job", job)
@@ -201,7 +201,7 @@ class Admission:
         }
 
     def _finished(self, pool: str) -> Finished:
-        rows = self._store.rows("policy/finished_times", pool, NEWEST)
+        rows = self._store.rows("policy/finished_times", pool, NEWEST_COMPLETED)
         return Finished(
             [model for model, _, _ in rows],
             np.array([seconds for _, seconds, _ in rows], dtype=np.float64),
@@ -301,7 +301,7 @@ def _spacing(question: Question, durations: Durations, listing: Simulate) -> flo
     by one job before it goes to the next, which is that over the number of jobs for a GPU.
     """
     view, row = question.view, question.target
-    rounds = max(ROUNDS, ROUNDS_A_JOB * len(view.jobs) / len(view.gpus))
+    rounds = max(DECISIONS_PER_JOB, ROUNDS_A_JOB * len(view.jobs) / len(view.gpus))
     if rounds > len(view.jobs):
         return None
     nobody = np.zeros(len(view.jobs), dtype=bool)

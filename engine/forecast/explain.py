@@ -103,7 +103,7 @@ def _place(store: Store, row: dict[str, Any], waiting: dict[str, Any] | None) ->
     if (
         row["lease_id"] is not None
         or row["state"] in FINAL
-        or (waiting is not None and waiting["code"] in ("place", "excluded", "leaving"))
+        or (waiting is not None and waiting["code"] in ("place", "excluded", "leaving", "group"))
     ):
         return ""
     lacked = f"; not tried again on {lacks(row['excluded'])}" if row["excluded"] else ""

@@ -19,9 +19,9 @@ from .expected_starts import estimate_starts
 
 LOOKS = 1.0  #: seconds between looks at whether one is due; a look that finds none costs nothing
 INTERVAL = 0.5  #: seconds between two forecasts of a pool, at least
-SHARE = 0.01  #: of a core at most is spent on the forecasts of one pool: those of very long queues are made less often
+CORE_SHARE = 0.01  #: of a core at most is spent on the forecasts of one pool: those of very long queues are made less often
 REFRESH = 30.0  #: seconds after which a forecast is made anew though nothing is known to have changed
-SLACK = 5.0  #: seconds by which a start may move without being written
+UNWRITTEN_SHIFT_SECONDS = 5.0  #: seconds by which a start may move without being written
 
 Place = tuple[int | None, float | None]  #: in the queue, from 1, and expected start (s since the epoch); None: not known
 
@@ -65,7 +65,7 @@ class Foretelling:
             self._news = True  # still owed
             raise
         self._wrong_at = min([now + REFRESH, *(start for start in starts if start > now)])
-        self._again = now + max(INTERVAL, (time.thread_time() - began) / SHARE)
+        self._again = now + max(INTERVAL, (time.thread_time() - began) / CORE_SHARE)
 
     def _tell(self, order: Sequence[int]) -> list[float]:
         """The expected starts that are known."""
@@ -96,4 +96,4 @@ def _moved(before: Place, after: Place, now: float) -> bool:
         return True
     if before[1] is None or after[1] is None:
         return before[1] is not after[1]
-    return abs(max(before[1], now) - max(after[1], now)) > SLACK
+    return abs(max(before[1], now) - max(after[1], now)) > UNWRITTEN_SHIFT_SECONDS

@@ -25,9 +25,9 @@ from ...policies.contract import Bools, Floats, Jobs
 STEPS_SPREAD = 0.1  #: standard deviation of the logarithm of the work left where steps and their pace are known
 SAID_SPREAD = 0.3  #: the same of a whole duration that somebody said, as long as too few have ended to learn it
 UNKNOWN_SPREAD = 1.0  #: the same where nothing is known
-UNKNOWN = 3600.0  #: seconds, the median of a job of which nothing is known in a pool where nothing has ended
+MEDIAN_IF_UNKNOWN = 3600.0  #: seconds, the median of a job of which nothing is known in a pool where nothing has ended
 ENDLESS = 1e9  #: seconds left of a job that has no end: 30 years
-ENOUGH = 8  #: ended jobs from which something is learnt
+ENOUGH_ENDED_JOBS = 8  #: ended jobs from which something is learnt
 _LEAST_SPREAD, _MOST_SPREAD = 0.02, 2.0
 _OUTRUN = 0.99  #: share of the believed durations that a job has outrun, from which on the belief is worth nothing
 _LEAST_OUTRUN = 10.0  #: seconds
@@ -130,8 +130,8 @@ def endless(jobs: Jobs) -> Bools:
 def _laws(known: Known, finished: Finished) -> list[_Law]:
     """How long each whole job takes."""
     said = finished.estimate > 0  # False for NaN
-    error = _Law.of(finished.seconds[said] / finished.estimate[said]) if said.sum() >= ENOUGH else _Law(1.0, SAID_SPREAD)
-    anybody = _Law.of(finished.seconds) if len(finished.seconds) >= ENOUGH else _Law(UNKNOWN, UNKNOWN_SPREAD)
+    error = _Law.of(finished.seconds[said] / finished.estimate[said]) if said.sum() >= ENOUGH_ENDED_JOBS else _Law(1.0, SAID_SPREAD)
+    anybody = _Law.of(finished.seconds) if len(finished.seconds) >= ENOUGH_ENDED_JOBS else _Law(MEDIAN_IF_UNKNOWN, UNKNOWN_SPREAD)
     models = np.array(finished.model, dtype=object)
     of_model: dict[str, _Law] = {}
     laws = []
@@ -141,6 +141,6 @@ def _laws(known: Known, finished: Finished) -> list[_Law]:
             continue
         if model not in of_model:
             same = models == model
-            of_model[model] = _Law.of(finished.seconds[same]) if same.sum() >= ENOUGH else anybody
+            of_model[model] = _Law.of(finished.seconds[same]) if same.sum() >= ENOUGH_ENDED_JOBS else anybody
         laws.append(of_model[model])
     return laws

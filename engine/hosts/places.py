@@ -106,22 +106,28 @@ def closed(
     places: Places,
     free: Bools,
     lasts: Mapping[int, float] = MappingProxyType({}),
+    beside: Mapping[int, Bools] = MappingProxyType({}),
 ) -> Closed:
     """``saved``: checkpoints of rows, their own or those with which they begin; ``memory``: of each row, bytes a GPU; ``free``: GPUs;
-    ``lasts``: when rows would end that lose everything when they are stopped (s since the epoch).
+    ``lasts``: when rows would end that lose everything when they are stopped (s since the epoch); ``beside``: nodes on which rows are best.
 
-    A job goes on where its checkpoint is, while there is room. Where there is none it may start on any node that can fetch it.
+    A job goes on where its checkpoint is, while there is room. Where there is none it may start on any node that can fetch it. In the same
+    way it starts where others make the batches that it needs (``share.input``), while there is room.
     """
     names: Strings = nodes.id
     held, wanted = jobs["lease_id"], jobs["gpus_min"]
     excluded = {row: set(json.loads(text)) for row, text in enumerate(jobs["excluded"]) if text}
     found, index, need = Closed(), dict[tuple[float, bytes], int](), None
     there = np.bincount(gpus.node, minlength=len(names))
-    room = np.bincount(gpus.node[free & gpus.usable], minlength=len(names))
+
+    def room(row: int, allowed: Bools) -> bool:
+        fits = free & gpus.usable & ((gpus.memory <= 0) | (gpus.memory >= memory[row])) & allowed[gpus.node]
+        return bool(np.count_nonzero(fits) >= wanted[row])
+
     wanted_places = {one.place for one in saved.values()}
     reads = {place: np.array([place in places.reads.get(name, ()) for name in names], dtype=bool) for place in wanted_places}
     leaves = np.array([places.leaves.get(name, np.inf) for name in names])
-    for row in sorted(saved.keys() | excluded.keys() | lasts.keys()):
+    for row in sorted(saved.keys() | excluded.keys() | lasts.keys() | beside.keys()):
         allowed = np.ones(len(names), dtype=bool)
         if row in excluded:
             allowed &= ~np.isin(names, list(excluded[row]))
@@ -129,8 +135,10 @@ def closed(
             allowed &= leaves >= lasts[row]
         if row in saved:
             near = allowed & reads[saved[row].place]
-            stays = held[row] or room[near].sum() >= wanted[row]
+            stays = held[row] or room(row, near)
             allowed = near if stays else near | (allowed & places.fetchers(saved[row], names))
+        if row in beside and room(row, allowed & beside[row]):
+            allowed &= beside[row]
         if allowed.all():
             continue
         if not held[row] and there[allowed].sum() < min(wanted[row], there.sum()):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..errors import StokerError
+from ..spec.model import SERVES
 from ..store.transaction import Transaction
 from .leases import Stop, stop
 from .moves import Move, move
@@ -80,6 +81,8 @@ def _hold(tx: Transaction, jobs: Sequence[Job], request: Control) -> dict[int, s
 def _held(job: Job) -> str:
     if job["lease_id"] is None:
         return "held"
+    if job["kind"] == SERVES:
+        return "is being stopped; when released, it serves again"
     # Whether it saves while it stops is not known yet, and a script need not save at all.
     then = "it goes on from its checkpoint" if job["saved"] else "it goes on from what it saves now, or begins anew if it saves nothing"
     return f"is being stopped; when released, {then}"

@@ -75,6 +75,7 @@ class _Context:
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     servers: set[int] = field(default_factory=set)  #: jobs that serve a model, as far as they were looked up
     sources: dict[int, Source] = field(default_factory=dict)  #: jobs with whose weights others begin, as far as they were looked up
+    kept: dict[int | None, int | None] = field(default_factory=dict)  #: by signature, see `_kept`
 
     def add(self, table: str, row: dict[str, Any]) -> None:
         self.tables.setdefault(table, []).append(row)
@@ -148,7 +149,7 @@ def _require_gpus(spec: JobSpec, gpus: Mapping[int, int]) -> None:
         return
     large = [size for size in sorted(gpus, key=lambda size: size or math.inf, reverse=True) for _ in range(gpus[size])]
     most = large[spec.gpus_min - 1] >> 20  # MiB that each of so many has
-    field = "share.memory" if spec.share and spec.share.memory else "gpu_memory" if spec.gpu_memory else "memory.cap"
+    field = "share.memory" if spec.share and spec.share.bytes else "gpu_memory" if spec.gpu_memory else "memory.cap"
     remedy = "lower it, or add a runner"
     if field == "gpu_memory" and spec.command is None and spec.gpus_max == 1:
         remedy += f", or write 'memory: {{cap: {most}MiB}}' in its place, which trains in less"
@@ -366,7 +367,7 @@ def _write(
     context.add("jobs", {**job_row(spec, tx.now), "id": job, "owner": user, "state": state, "state_reason": reason,
                          "eligible_at": tx.now if state is State.PENDING else None, "array_id": array,
                          "schedule_id": request.schedule, "begin_from": begin_from,
-                         "begins": begins_of(spec), "begin_after": begin_after})  # fmt: skip
+                         "begins": begins_of(spec), "begin_after": begin_after, "kept_memory": _kept(tx, spec, context)})  # fmt: skip
     for tier in spec.demand.tiers:
         context.add("tiers", {"job_id": job, "deadline": tier.deadline, "reward": tier.reward})
     provenance = request.submission.provenance
@@ -374,6 +375,15 @@ def _write(
     tx.event("job.state", user, job=job, after=State.SUBMITTED, reason="submitted")
     if state is State.PENDING:
         tx.event("job.state", "daemon", job=job, before=State.SUBMITTED, after=state, reason=reason)
+
+
+def _kept(tx: Transaction, spec: JobSpec, context: _Context) -> int | None:
+    """What jobs alike have been seen to keep of a GPU while others had the turn, None: not known, or it keeps all."""
+    if spec.share is None or not spec.share.replays:
+        return None
+    if spec.signature not in context.kept:
+        context.kept[spec.signature] = tx.execute("kept_memory", spec.signature)[0][0]
+    return context.kept[spec.signature]
 
 
 def job_row(spec: JobSpec, now: float) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from .. import format as fmt
 from ..pages.components import table, tile
 from ..pages.markup import Safe, h
-from ..traces.describe import OFTEN, Description, Group, quantiles
+from ..traces.describe import REPEATED_OFTEN, Description, Group, quantiles
 from . import trace_plots
 from .html import document, figure
 
@@ -64,7 +64,7 @@ def _tiles(of: Description) -> Iterator[Safe]:
     period = "none" if found.period is None else f"{found.period / _HOUR:.3g} h"
     yield tile("Period of arrivals", period, f"{fmt.percent(found.share)} of the variance is periodic")
     if of.recurrence.often is not None:
-        yield tile(f"Repeat > {OFTEN} times", fmt.percent(of.recurrence.often), "by " + ", ".join(of.recurrence.by))
+        yield tile(f"Repeat > {REPEATED_OFTEN} times", fmt.percent(of.recurrence.often), "by " + ", ".join(of.recurrence.by))
 
 
 def _tables(of: Description) -> Iterator[Safe]:

@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from ...policies.contract import Floats
 from .. import format as fmt
-from ..traces.describe import OFTEN, Description, Group, Request, by_request, cdf
+from ..traces.describe import REPEATED_OFTEN, Description, Group, Request, by_request, cdf
 from .style import BLUE, DPI, GREEN, INK, ORANGE, VERMILION, durations, figure, finish, label, legend_above, log_durations
 
 _HOUR = 3600.0
@@ -191,7 +191,8 @@ def recurrence(of: Description) -> Figure | None:
     axes = made.subplots()
     sizes, share = cdf(found.sizes.astype(np.float64))
     axes.step(np.concatenate([sizes[:1], sizes]), np.concatenate([[0.0], share]), where="post", color=BLUE, linewidth=1.8)
-    axes.axvline(OFTEN, color=INK, linestyle="--", linewidth=1.0, label=f"{found.often:.0%} of the jobs repeat more than {OFTEN} times")
+    words = f"{found.often:.0%} of the jobs repeat more than {REPEATED_OFTEN} times"
+    axes.axvline(REPEATED_OFTEN, color=INK, linestyle="--", linewidth=1.0, label=words)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda tick, _: f"{tick:g}"))
     axes.set_xlabel(f"jobs of the same task ({', '.join(found.by)})")

@@ -1,4 +1,4 @@
-"""Carrying out what a policy decided: leases granted and stopped, the decision recorded, all in one transaction."""
+"""Carries out a policy's decision in one transaction: grants and stops leases, and records the decision."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .policy_errors import told
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A row of `decisions`; see its columns. ``number`` is set when a row is to be brought up to date."""
+    """A row of `decisions`; see its columns. ``number`` is set when an existing row is to be updated."""
 
     pool: str
     policy: str
@@ -32,32 +32,32 @@ class Decision:
     error: str | None = None
     deferred: Mapping[int, str] = field(default_factory=dict)
     number: int | None = None
-    memory: str | None = None  #: in JSON what the policy keeps in mind from now on; None: as before
-    event: str = ""  #: kind of the event that comes with it: the policy begins to fail, or has ceased to
+    memory: str | None = None  #: the policy's new memory, as JSON; None: as before
+    event: str = ""  #: kind of the event that is logged with it: the policy begins to fail, or stops failing
 
 
 @dataclass(frozen=True, slots=True)
 class Enactment:
-    """What is to be done now."""
+    """Everything that one decision changes in the tables."""
 
     decision: Decision
     grants: Sequence[Grant] = ()
     stops: Sequence[Stop] = ()
     renewals: Mapping[int, float | None] = field(default_factory=dict)  #: lease to its new end
-    waiting: Sequence[tuple[int, str, str, bool]] = ()  #: job, code, reason, and whether the code is another one than before
-    joined: Mapping[int, Join] = field(default_factory=dict)  #: leases whose GPUs others share from now on
-    warm: Mapping[str, str | None] = field(default_factory=dict)  #: GPUs that are in the pool of another backbone from now on, or in none
+    waiting: Sequence[tuple[int, str, str, bool]] = ()  #: job, code, reason, and whether the code has changed
+    joined: Mapping[int, Join] = field(default_factory=dict)  #: leases whose GPUs are shared from now on
+    warm: Mapping[str, str | None] = field(default_factory=dict)  #: GPUs that move to another backbone's pool; None: to none
 
 
 @dataclass(frozen=True, slots=True)
 class Enacted:
     decision: int
     leases: Sequence[int]
-    skipped: Mapping[int, str]  #: jobs whose grant was no longer possible, and why
+    skipped: Mapping[int, str]  #: jobs whose grant is no longer possible, and why
 
 
 def enact(tx: Transaction, batch: Sequence[Enactment]) -> Sequence[Enacted]:
-    """Carry out plans. What has changed since the view was taken (a cancelled job, a GPU gone) is skipped, not forced."""
+    """Carry out plans. Grants that have become impossible since the view was taken (a job cancelled, a GPU gone) are skipped."""
     return [_enact(tx, one) for one in batch]
 
 
@@ -79,42 +79,48 @@ def _enact(tx: Transaction, one: Enactment) -> Enacted:
 def _possible(tx: Transaction, grants: Sequence[Grant]) -> tuple[list[Grant], dict[int, str]]:
     if not grants:
         return [], {}
-    startable = {row[0] for row in tx.execute("startable", [g.job for g in grants])}
+    startable = dict(tx.execute("startable", [g.job for g in grants]))
     found = tx.execute("room_on_gpus", sorted({gpu for g in grants for gpu, _ in g.gpus}))
     rooms = {gpu: _Room(*room) for gpu, *room in found}
     possible, skipped = [], {}
     for given in grants:
         if given.job not in startable:
             skipped[given.job] = "no longer waits"
-        elif (lacking := _lacking(given, rooms)) is not None:
+        elif (lacking := _lacking(given, startable[given.job], rooms)) is not None:
             skipped[given.job] = lacking
         else:
             for gpu, _ in given.gpus:
                 room = rooms[gpu]
                 room.holders += 1
                 room.alone += given.share == EXCLUSIVE
-                room.taken += given.memory
+                room.kept, room.more = room.beside(given.memory, startable[given.job])
             possible.append(given)
     return possible, skipped
 
 
 @dataclass(slots=True)
 class _Room:
-    """What there is on a GPU on which something may start."""
+    """The occupancy of a GPU on which a job may start."""
 
     memory: int  #: bytes, 0: not known
     holders: int
-    alone: int  #: of these, who have it alone
-    taken: int  #: bytes that the others need
+    alone: int  #: of these, jobs that have it exclusively
+    kept: int  #: bytes that these keep, whoever has the turn
+    more: int  #: that one of them needs beyond that, at most
+
+    def beside(self, memory: int, kept: int | None) -> tuple[int, int]:
+        """``kept`` and ``more`` with one more job, of which it may be known what it keeps."""
+        keeps = memory if kept is None else min(kept, memory)
+        return self.kept + keeps, max(self.more, memory - keeps)
 
 
-def _lacking(given: Grant, rooms: Mapping[str, _Room]) -> str | None:
-    """Why a grant is not possible on its GPUs, None: it is."""
+def _lacking(given: Grant, kept: int | None, rooms: Mapping[str, _Room]) -> str | None:
+    """Why a grant is impossible on its GPUs; None: it is possible."""
     for gpu, _ in given.gpus:
         room = rooms.get(gpu)
         if room is None or (room.holders and (given.share == EXCLUSIVE or room.alone)):
             return "its GPUs are no longer free"
-        if room.holders and 0 < room.memory < room.taken + given.memory:
+        if room.holders and 0 < room.memory < sum(room.beside(given.memory, kept)):
             return f"waits for memory of GPU {gpu}, which those who share it have taken"
     return None
 
@@ -170,7 +176,7 @@ class Forecast:
 
 
 def write_forecast(tx: Transaction, batch: Sequence[Forecast]) -> Sequence[None]:
-    """Bring places and estimated starts up to date; jobs that wait no longer are left alone."""
+    """Update places and estimated starts; jobs that no longer wait are left unchanged."""
     latest = {row[0]: row for one in batch for row in one.rows}
     rows = [{"job_id": job, "position": position, "est_start": start} for job, position, start in latest.values()]
     tx.update("waiting", ["job_id"], rows)

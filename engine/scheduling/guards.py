@@ -1,25 +1,25 @@
-"""What is done now to go from the view to the plan, within guards that no policy can override.
+"""Turns a plan into the steps to take now, within guards that no policy can override.
 
-A policy says what it wants; each eviction costs somebody the work since the last checkpoint. Schedulers
-that evict on a wish alone have gone wrong in four ways, and each has its guard here:
+Each eviction costs a job its work since the last checkpoint. Schedulers that evict whenever a policy asks
+have failed in five ways, and each has its guard here:
 
 - Evicting without a start: two 1-GPU jobs killed eleven, one a cycle, and used none of the room
-  (ROCm/spur #888). Here a start, and so a running job that grows or moves, names its GPUs; all their holders can be
-  stopped, or none is.
-- Evicting too many: only holders of a GPU that the plan gives to another job are stopped. A job that it preempts or leaves out,
-  but whose GPUs nobody gets, goes on: stopping it gains nothing (Kueue fills such victims back).
-- Evicting at once, again and again: a job runs for ``min_run_time`` before it may be stopped (KAI-Scheduler
-  #126), and is preempted at most ``max_preemptions`` times. A lease that ends does the same to a job, so
-  no lease ends sooner either, and one of a job whose preemptions are spent has no end. Both are one moment (`protect`): the job
-  may be stopped when its lease may be renewed, and not a rounding sooner or later.
-- Evicting for nobody: a lease that has run out, and that the plan does not renew, goes on while nobody waits (`anybody_waits`).
+  (ROCm/spur #888). Here each start names its GPUs (so does a running job that grows or moves): either all their holders
+  can be stopped, or none is.
+- Evicting too many: a job is stopped only where the plan gives one of its GPUs to another job. A job that the plan preempts
+  or omits keeps running while no other job gets its GPUs: stopping it gains nothing (Kueue re-admits such victims).
+- Evicting early, and repeatedly: a job runs for ``min_run_time`` before it may be stopped (KAI-Scheduler
+  #126), and is preempted at most ``max_preemptions`` times. The end of a lease has the
+  same effect as a preemption, so no lease ends sooner, and a job whose preemptions are spent has an open-ended lease.
+  Protection ends exactly when the lease does (`protect`): a job can be stopped at the very moment at which its lease can be renewed.
+- Evicting for no gain: an expired lease that the plan does not renew continues while the queue is empty (`anybody_waits`).
 - Evicting each other in turn: Kueue #3779, #2821 and #14543 loop because the order that evicts is not the order
-  that admits. Here who gave way to whom is remembered for ``cooldown`` seconds: a job may not displace one
-  that it gave way to, directly or through others, so evictions never form a cycle; and nobody gives way to
-  the same job twice, so one that is not started in the room made for it does not go on evicting.
+  that admits. Here each eviction is remembered for ``cooldown`` seconds. A victim may not displace the job that
+  displaced it, directly or through others, so evictions never form a cycle. No job is evicted twice for the same
+  job, so a job that fails to start in the room made for it does not go on evicting.
 
-While victims stop, the policy plans the start again on their GPUs (`Placement.find_soon`), so what they free bit by
-bit is not given to others meanwhile (Kueue #13797).
+While victims stop, the policy plans the start again on their GPUs (`Placement.find_soon`), so GPUs that become free
+one by one are not given to other jobs meanwhile (Kueue #13797).
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from ...policies.contract import EXCLUSIVE, Allocation, Bools, Floats, Phase, Pl
 from .plan_check import holders
 from .rowof import RowOf
 
-RESOLUTION = 1e-6  #: seconds; the tables keep microseconds, so an end may be read as that much later than it was planned
+RESOLUTION = 1e-6  #: seconds: the tables keep microseconds, so an end that is read back may lie this much after the planned one
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """How much preemption a pool allows. Durations are seconds."""
 
-    min_run_time: float = 60.0  #: a lease is not taken back sooner
-    max_preemptions: int | None = None  #: of one job, None: no limit
-    cooldown: float = 300.0  #: for so long a preempted job may not displace the one it gave way to
+    min_run_time: float = 60.0  #: a job runs for so long before it may be stopped
+    max_preemptions: int | None = None  #: of one job; None: no limit
+    cooldown: float = 300.0  #: for so long a preempted job may not displace the one that displaced it
 
 
 class Start(NamedTuple):
@@ -54,9 +54,9 @@ class Start(NamedTuple):
     gpus: tuple[int, ...]
     lease_end: float | None
     profile: bool = False  #: a profiling run on fewer GPUs than the gang
-    lasts: float = 0.0  #: seconds that a lease with an end lasts at least, from when it is granted: a little after the decision
-    share: str = EXCLUSIVE  #: or the kind of its group
-    memory: float = 0.0  #: bytes that it is taken to need of each GPU that it shares, 0: not known
+    lasts: float = 0.0  #: least duration of a lease with an end, in seconds from its grant, which comes a little after the decision
+    share: str = EXCLUSIVE  #: `EXCLUSIVE`, or the kind of its group
+    memory: float = 0.0  #: bytes that it is expected to need of each shared GPU, 0: not known
     begin_from: int | None = None  #: job with whose weights it begins, see `Allocation.begin_from`
     joint: int | None = None  #: job that trains together with it, see `Allocation.joint`
 
@@ -64,18 +64,18 @@ class Start(NamedTuple):
 class Stop(NamedTuple):
     job: int
     reason: str
-    for_job: int | None  #: who gets its GPUs; None: it moves to other GPUs itself
+    for_job: int | None  #: the job that gets its GPUs; None: it moves to other GPUs itself
 
 
 class Deferred(NamedTuple):
-    """A start or move of the plan that is not done now, and why."""
+    """A start or move of the plan that is postponed, and why."""
 
     job: int
     text: str
 
 
 class Renewal(NamedTuple):
-    """A running job that keeps its GPUs, and when its lease now ends."""
+    """A running job that keeps its GPUs, and the new end of its lease."""
 
     job: int
     lease_end: float | None
@@ -85,7 +85,7 @@ class Joined(NamedTuple):
     """How a running job shares its GPUs from now on."""
 
     share: str  #: kind of its group
-    memory: float  #: bytes that it is taken to need of each GPU, 0: not known
+    memory: float  #: bytes that it is expected to need of each GPU, 0: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,23 +94,23 @@ class Actions:
     stops: list[Stop] = field(default_factory=list)
     deferred: list[Deferred] = field(default_factory=list)
     renewals: list[Renewal] = field(default_factory=list)
-    joined: dict[int, Joined] = field(default_factory=dict)  #: running jobs whose GPUs others share from now on
+    joined: dict[int, Joined] = field(default_factory=dict)  #: running jobs whose GPUs are shared from now on
 
 
 @dataclass(frozen=True, slots=True)
 class Evictions:
-    """Who gave way to whom, and when last. Lost with the process; `leases.stop_for` and `stop_at` restore it."""
+    """The last eviction of each victim for each job. Kept in memory; after a restart `leases.stop_for` and `stop_at` restore it."""
 
-    gave_way: Mapping[tuple[int, int], float] = field(default_factory=dict)  #: (victim, who got its GPUs) to time
+    gave_way: Mapping[tuple[int, int], float] = field(default_factory=dict)  #: (victim, job that got its GPUs) to time
 
     def after(self, stops: list[Stop], now: float, limits: Limits) -> Evictions:
-        """Those once ``stops`` are committed; what is older than the cooldown is forgotten."""
+        """The evictions after ``stops`` are committed; those older than the cooldown are forgotten."""
         recent = {pair: ts for pair, ts in self.gave_way.items() if now - ts < limits.cooldown}
         recent.update({(stop.job, stop.for_job): now for stop in stops if stop.for_job is not None})
         return Evictions(recent)
 
     def yields_to(self, job: int, now: float, limits: Limits) -> set[int]:
-        """Every job that ``job`` gave way to lately, directly or through others."""
+        """Every job for which ``job`` was evicted recently, directly or through others."""
         winners: dict[int, list[int]] = {}
         for (victim, winner), ts in self.gave_way.items():
             if now - ts < limits.cooldown:
@@ -126,7 +126,7 @@ class Evictions:
 
 
 def _spent(view: View, limits: Limits) -> Bools:
-    """Jobs whose budget of preemptions is spent. A profiling run is none of the job's: it ends when it is over."""
+    """Jobs whose budget of preemptions is spent. Profiling runs do not count: they end by themselves."""
     jobs = view.jobs
     if limits.max_preemptions is None:
         return np.zeros(len(jobs), dtype=bool)
@@ -135,9 +135,9 @@ def _spent(view: View, limits: Limits) -> Bools:
 
 
 def protected_until(view: View, limits: Limits) -> Floats:
-    """Until when no eviction, move or end of lease is allowed, a row a job: for as long as it runs (inf) once its budget is spent.
+    """Until when no eviction, move or end of lease is allowed, a row a job; inf once its budget of preemptions is spent.
 
-    Where that is the end of the job's lease but for a rounding it is that very number: what ends together does so for everybody.
+    A value that differs from the end of the job's lease by a rounding only is set to that end: all then see one moment.
     """
     jobs = view.jobs
     until = np.where(_spent(view, limits), np.inf, view.now - jobs.lease_time + limits.min_run_time)
@@ -149,7 +149,7 @@ def protected_until(view: View, limits: Limits) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Protection:
-    """What columns of `Jobs` are to hold, so that a policy looks for victims only where it can get them."""
+    """Columns of `Jobs` that keep a policy from choosing victims that a guard protects."""
 
     protected: Bools
     protected_until: Floats
@@ -163,14 +163,14 @@ def protection(view: View, limits: Limits) -> Protection:
 
 
 def protect(view: View, limits: Limits) -> View:
-    """The view with its protection filled in; no lease ends before it."""
+    """The view with its protection filled in; no lease ends before its job's protection."""
     given = protection(view, limits)
     jobs = dataclasses.replace(view.jobs, protected=given.protected, protected_until=given.protected_until, lease_end=given.lease_end)
     return dataclasses.replace(view, jobs=jobs)
 
 
 def anybody_waits(view: View, started: Collection[int]) -> bool:
-    """Whether a job other than ``started`` waits for GPUs such as the pool has: for nobody else is a lease ended that has run out."""
+    """Whether a job other than ``started`` waits for GPUs that the pool has. Expired leases are ended only for such a job."""
     jobs, gpus = view.jobs, view.gpus
     for row in np.flatnonzero((jobs.phase == Phase.PENDING) & ~np.isin(jobs.id, list(started))).tolist():
         if np.count_nonzero(gpus.usable & view.suits(row)) >= jobs.gpus_min[row]:
@@ -179,10 +179,10 @@ def anybody_waits(view: View, started: Collection[int]) -> bool:
 
 
 def reconcile(view: View, plan: Plan, limits: Limits, evictions: Evictions) -> Actions:
-    """What to do now. ``plan`` has passed `plan_check.check`. Starts are served in the plan's order, then moves.
+    """The steps to take now. ``plan`` has passed `plan_check.check`. Starts come first, in the plan's order, then moves.
 
-    Nothing starts on a GPU that anybody still holds: a start that needs an eviction is deferred, its
-    victims are stopped now, and a later tick starts it. A running job that is to have GPUs of others goes on meanwhile.
+    No job starts on a GPU that is still held. A start that needs an eviction is deferred: its victims are
+    stopped now, and a later tick starts it. A running job that is to get other jobs' GPUs keeps running meanwhile.
     """
     if not plan.allocations:
         return Actions()
@@ -196,7 +196,7 @@ def reconcile(view: View, plan: Plan, limits: Limits, evictions: Evictions) -> A
             tick.actions.renewals.append(Renewal(job, tick.lease_end(job, allocation)))
         else:
             moves.append((job, allocation))
-    # After the starts: whoever had to make room for one has been stopped, and need not be moved.
+    # After the starts: a job that had to make room for one has been stopped and need not be moved.
     for job, allocation in moves:
         tick.move(job, allocation)
     tick.move_in_turn()
@@ -204,9 +204,9 @@ def reconcile(view: View, plan: Plan, limits: Limits, evictions: Evictions) -> A
 
 
 def next_look(view: View, plan: Plan, actions: Actions, limits: Limits, evictions: Evictions) -> float:
-    """When to ask the policy again even if nothing happens: as it says, or when a guard ends that may hold somebody back; inf: never.
+    """When to ask the policy again even if nothing happens: at its ``wake_at``, or when a guard ends that may hold a job back; inf: never.
 
-    ``evictions`` are those after ``actions``.
+    ``evictions`` include those of ``actions``.
     """
     now, jobs = view.now, view.jobs
     moments = [] if plan.wake_at is None else [plan.wake_at]
@@ -231,10 +231,10 @@ class _Tick:
         for group in plan.groups:
             for job in group.jobs:
                 self.partners.setdefault(job, set()).update(group.jobs)
-        self.begun: dict[int, list[int]] = {}  # GPUs of groups, and who starts there now
+        self.begun: dict[int, list[int]] = {}  # GPUs of groups, and the jobs that start there now
         self.stopped: set[int] = set()
-        self.refused: set[int] = set()  # GPUs that a start wants and does not get for now
-        self.behind_movers: dict[int, list[int]] = {}  # jobs to be moved, and who holds the GPUs, of whom some are to move themselves
+        self.refused: set[int] = set()  # GPUs that a start was refused for now
+        self.behind_movers: dict[int, list[int]] = {}  # jobs that are to move, and the holders of their new GPUs, some of which move too
         self.actions = Actions()
 
     @cached_property
@@ -257,7 +257,7 @@ class _Tick:
                 )
             return
         if (objection := self._make_way(job, holders)) is not None:
-            # Who is to move leaves by itself, and need not be displaced: it must not be kept from it.
+            # A holder that is to move leaves by itself: it need not be displaced, and must not be kept from moving.
             if all(self._is_to_move(holder) or self._stopping(holder) or self._objection(holder, job) is None for holder in holders):
                 self._defer(job, objection)
             else:
@@ -266,12 +266,13 @@ class _Tick:
         self._defer(job, f"waits for {_jobs(holders)} to stop")
 
     def _start_beside(self, job: int, allocation: Allocation, end: float | None, lasts: float) -> None:
-        """Start a job of a group, if the memory of its GPUs has room for all who are to be there."""
+        """Start a job of a group, if the memory of its GPUs has room for all jobs that are to be there."""
         kind, need, joined = self.kinds[job], float(self.view.jobs.gpu_memory[self.row_of[job]]), dict[int, Joined]()
         for gpu in allocation.gpus:
             held = [other for other in self.holders.get(gpu, ()) if other in self.partners[job]]
             needs = {other: float(self.view.jobs.gpu_memory[self.row_of[other]]) for other in (*held, *self.begun.get(gpu, ()))}
-            total, wanted = float(self.view.gpus.memory[gpu]), need + sum(needs.values())
+            rows = [self.row_of[one] for one in (job, *needs)]
+            total, wanted = float(self.view.gpus.memory[gpu]), self.view.jobs.beside_each_other(rows)
             if needs and 0 < total < wanted:
                 words = f"{wanted / 2**30:.3g} GiB with {_jobs(sorted(needs))}, of {total / 2**30:.3g} GiB"
                 self._defer(job, f"waits for memory of GPU {self.view.gpus.id[gpu]}: it would take {words}")
@@ -285,9 +286,9 @@ class _Tick:
         )
 
     def move(self, job: int, allocation: Allocation) -> None:
-        """Stop a job that is to go on elsewhere, but only when it can go on at once.
+        """Stop a job that is to continue elsewhere, but only when it can continue at once.
 
-        Whom the plan preempts makes way for it first. Who moves away itself is not hurried (`move_in_turn`).
+        Jobs that the plan preempts make room for it first. Holders that are to move themselves come later (`move_in_turn`).
         """
         if job in self.stopped:
             return
@@ -307,12 +308,12 @@ class _Tick:
             self._stop(job, None)
 
     def move_in_turn(self) -> None:
-        """Moves onto GPUs of jobs that are to move too: a chain is done from its end, one after another, and a circle at once.
+        """Moves onto GPUs of jobs that are to move too: a chain is done from its end, one by one; a circle is done at once.
 
-        Nobody in a circle could go on at once, so without this a job would never grow whose room is where it would push another from.
+        No job of a circle can continue at once, so without this a job could never grow into the GPUs of another that also moves.
         """
         movers = {job: {holder for holder in others if self._is_to_move(holder)} for job, others in self.behind_movers.items()}
-        behind: dict[int, list[int]] = {}  # who waits for each mover
+        behind: dict[int, list[int]] = {}  # jobs that wait for each mover
         for job, those in movers.items():
             for mover in those:
                 behind.setdefault(mover, []).append(job)
@@ -335,7 +336,7 @@ class _Tick:
         return bool(movers) and movers <= self.behind_movers.keys() and all(self._objection(other, job) is None for other in others)
 
     def _make_way(self, job: int, holders: list[int]) -> str | None:
-        """Stop all who hold GPUs that ``job`` is to have, or none of them; what there is to object."""
+        """Stop all holders of GPUs that ``job`` is to have, or none; the objection, if there is one."""
         victims = [holder for holder in holders if not self._stopping(holder)]
         for victim in victims:
             if (objection := self._objection(victim, job)) is not None:
@@ -348,13 +349,13 @@ class _Tick:
         return holder in self.plan.allocations and not self._stopping(holder)
 
     def _others_on(self, job: int, allocation: Allocation) -> list[int]:
-        """Who holds GPUs of ``allocation``, and does not share them by the plan."""
+        """Jobs that hold GPUs of ``allocation`` and do not share them by the plan."""
         sharing = self.partners.get(job, set()) | {job}
         holders = (holder for gpu in allocation.gpus for holder in self.holders.get(gpu, ()))
         return sorted({holder for holder in holders if holder not in sharing})
 
     def _unusable(self, job: int, allocation: Allocation) -> str | None:
-        """Why a job may not start on GPUs, whoever holds them: they are out of use, or their nodes cannot read its checkpoint."""
+        """Why a job may not start on GPUs even if they are free: they are out of use, or their nodes cannot read its checkpoint."""
         held = self.view.jobs.allocation(self.row_of[job])
         _, nodes = asked(float(self.view.jobs.asks[self.row_of[job]]), self.view.needs)
         if nodes is not None and (closed := [gpu for gpu in allocation.gpus if not nodes[self.view.gpus.node[gpu]] and gpu not in held]):
@@ -383,7 +384,7 @@ class _Tick:
         return set(kept.gpus) == set(self.view.jobs.allocation(self.row_of[victim]).tolist())
 
     def lease_end(self, job: int, allocation: Allocation) -> float | None:
-        """When the lease ends: a lease that runs out is an eviction like any other, so not before the job's protection does."""
+        """When the lease ends. An expiry has the effect of an eviction, so it does not come before the end of the job's protection."""
         if allocation.lease_end is None:
             return None
         until = float(self.protected_until[self.row_of[job]])

@@ -1,4 +1,4 @@
-"""Which guard a job waits for: when its policy would start it, as those who hold its GPUs lose their protection one after the other."""
+"""Finds the guard that holds a job back: the policy is asked when it would start the job as holders lose their protection one by one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class HeldBack:
 
 
 def held_back(job: int, policy: Policy, view: View, limits: Limits, evictions: Evictions) -> HeldBack | None:
-    """What keeps a waiting job from GPUs that its policy would take for it; None: no guard does.
+    """The guard that keeps a waiting job from GPUs that its policy would give it; None: there is none.
 
     ``view``: without protection. ``policy``: an instance of its own, asked as often as bisection needs.
     """
@@ -32,7 +32,7 @@ def held_back(job: int, policy: Policy, view: View, limits: Limits, evictions: E
     moments = [view.now, *np.unique(ends[np.isfinite(ends)]).tolist(), math.inf]
 
     def starts(moment: float) -> Plan | None:
-        """The plan once all are fair game whose protection has ended by then, if it starts the job."""
+        """The plan at a moment, with every job preemptible whose protection has ended by then; None: it does not start the job."""
         jobs = dataclasses.replace(view.jobs, protected=given.protected_until > moment, protected_until=given.protected_until)
         asked = dataclasses.replace(view, jobs=jobs)
         plan = check_enacted(check(policy.plan(asked), asked))
@@ -41,7 +41,7 @@ def held_back(job: int, policy: Policy, view: View, limits: Limits, evictions: E
     if starts(math.inf) is None:
         return None
     plan = starts(moments[bisect_left(moments, True, key=lambda moment: starts(moment) is not None)])
-    if plan is None:  # a policy that starts it when more are protected, and not when fewer are
+    if plan is None:  # the policy starts it when more jobs are protected, but not when fewer are
         return None
     objection = dict(reconcile(view, plan, limits, evictions).deferred).get(job)
     until = max(
@@ -51,13 +51,13 @@ def held_back(job: int, policy: Policy, view: View, limits: Limits, evictions: E
 
 
 def _victims(job: int, plan: Plan, view: View) -> list[tuple[int, int]]:
-    """Rows and numbers of those who hold the GPUs that a plan gives to a job."""
+    """Rows and numbers of the jobs that hold the GPUs that a plan gives to ``job``."""
     given = plan.allocations[job].gpus
     rows = [row for row in np.flatnonzero(view.jobs.held).tolist() if np.isin(view.jobs.allocation(row), given).any()]
     return [(row, int(view.jobs.id[row])) for row in rows]
 
 
 def _until(job: int, victim: int, protected_until: float, limits: Limits, evictions: Evictions) -> float:
-    """When no guard speaks for a victim any more."""
+    """When the last guard that protects a victim ends."""
     either = (evictions.gave_way.get(pair, -math.inf) + limits.cooldown for pair in ((job, victim), (victim, job)))
     return max(float(protected_until), *either)

@@ -1,7 +1,7 @@
-"""The ends of leases as a tick leaves them: which are over, which are put off, and when the next one is.
+"""Ends of leases after a tick: which leases have expired, which ends are postponed, and when the next one is due.
 
-The view says when a lease ends, and no guard protects its job beyond that (`guards.protect`). So the policy that renews, the tick that
-ends what it does not renew, and the clock behind both go by one moment.
+No guard protects a job beyond the end of its lease as the view has it (`guards.protect`). So the policy that renews leases, the tick
+that ends the others, and the timer that wakes both use the same moment.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Renewals = Mapping[int, float | None]  #: lease to its new end
 
 
 class Lapsed(NamedTuple):
-    """Leases that have run out, that the plan has not renewed and does not stop anyway."""
+    """Expired leases that the plan neither renews nor stops."""
 
     stops: list[Stop]
-    spared: frozenset[int]  #: leases that go on until somebody waits
+    spared: frozenset[int]  #: leases that continue until a job waits
 
 
 def put_off(seen: Snapshot) -> dict[int, float | None]:
-    """Leases that end in the tables before the guards let go of their jobs, and their ends: the limits were others when they began."""
+    """Leases whose ends in the tables lie before the end of their jobs' protection, as the limits have changed, and their new ends."""
     ends = _ends(seen, {}, ())
     holds = (seen.view.jobs.phase == Phase.ACTIVE) & np.isfinite(seen.expires_at)
     early = np.flatnonzero(holds & (ends > seen.expires_at + RESOLUTION))
@@ -36,10 +36,10 @@ def put_off(seen: Snapshot) -> dict[int, float | None]:
 
 
 def lapsed(seen: Snapshot, renewals: Renewals, stops: Sequence[Stop], grants: Sequence[Grant]) -> Lapsed:
-    """They end with the plan, not before: the policy was asked when they ran out, or after that, and might have renewed them.
+    """Expired leases end with the plan, not before it: the policy was asked at their expiry or later, and could have renewed them.
 
-    While nobody waits that would cost a job its work, and give nobody anything. A profiling run ends all the same: only then does the
-    job get its gang.
+    While the queue is empty they continue: an end would cost a job its work and gain nothing. A profiling run ends in any case,
+    as its job gets its gang only then.
     """
     over = _ends(seen, renewals, stops) <= seen.view.now + RESOLUTION
     spared = over & ~seen.profiling
@@ -50,14 +50,14 @@ def lapsed(seen: Snapshot, renewals: Renewals, stops: Sequence[Stop], grants: Se
 
 
 def next_end(seen: Snapshot, renewals: Renewals, stops: Sequence[Stop], grants: Sequence[Grant]) -> float:
-    """When the next of the leases runs out that go on or begin, s since the epoch; inf: none does."""
+    """When the next of the continuing and new leases expires, in s since the epoch; inf: none does."""
     ends = _ends(seen, renewals, stops)
     coming = ends.min(initial=math.inf, where=ends > seen.view.now + RESOLUTION)
     return min([float(coming), *(grant.expires for grant in grants if grant.expires is not None)])
 
 
 def _ends(seen: Snapshot, renewals: Renewals, stops: Sequence[Stop]) -> Floats:
-    """A row a job: the end of its lease once the plan is carried out, inf: it has none, or is told to stop."""
+    """A row a job: the end of its lease after the plan; inf: its lease is open-ended, or it is told to stop."""
     jobs = seen.view.jobs
     ends = np.where(jobs.phase == Phase.ACTIVE, np.inf if jobs.lease_end is None else jobs.lease_end, np.inf)
     changed = {**renewals, **{stop.lease: None for stop in stops}}

@@ -1,4 +1,4 @@
-"""Measured speeds as policies see them: the rows of `speeds` as Profiles, and which of them is whose."""
+"""Measured speeds as policies see them: the rows of `speeds` as Profiles, and the profile of each job."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _MOST = 64  #: GPUs up to which a speed is predicted, unless the gang is larger
 
 
 def profiles_of(speeds: Columns, products: Array, memory: Floats) -> tuple[tuple[Profile, ...], Ints]:
-    """What was measured on GPUs of these products: profiles by ascending signature, and those signatures.
+    """Profiles measured on GPUs of these products, by ascending signature, and those signatures.
 
-    ``speeds`` as sql/policy/speeds has them, {}: none. Of several products the slowest counts,
-    and the one that is used most. ``memory``: bytes of each GPU, 0 of a slot without its own: all jobs fit there.
+    ``speeds`` as sql/policy/speeds has them, {}: none. Where there are several products, the slowest speed counts,
+    and the highest utilisation. ``memory``: bytes of each GPU, 0 of a slot without its own: all jobs fit there.
     """
     if not speeds:
         return (), np.zeros(0, dtype=np.int64)
@@ -44,7 +44,7 @@ def profiles_of(speeds: Columns, products: Array, memory: Floats) -> tuple[tuple
 def slowdowns_of(measured: Columns, profiles: Sequence[Profile], products: Array) -> Floats | None:
     """How many times longer a model takes beside another: rows and columns as ``profiles``, see `View.slowdowns`; None: no pair is known.
 
-    ``measured`` as sql/policy/slowdowns has it, {}: none. Of several products the one on which it is slowest counts.
+    ``measured`` as sql/policy/slowdowns has it, {}: none. Where there are several products, the slowest counts.
     """
     here = np.isin(measured["product"], products) if measured else np.zeros(0, dtype=bool)
     if not here.any():

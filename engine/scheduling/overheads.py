@@ -1,4 +1,4 @@
-"""What a suspension costs with its resumption, as measured: kept in memory, as every View asks for it."""
+"""The measured cost of a suspension with its resumption. It is kept in memory, as every View needs it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Row = tuple[str, int, int, float, int]  #: pool, code of the model, GPUs, second
 
 
 class Overheads:
-    """Seconds by model and number of GPUs; of a number never measured the model's mean, of a model never measured the pool's.
+    """Seconds by model and number of GPUs. For a number never measured the model's mean stands, for a model never measured the pool's.
 
-    On 2 GPUs and on 16 the cost differs by a few seconds (002 fig. 5.3), so another number's is better than none.
+    The cost on 2 GPUs differs from that on 16 by a few seconds (002 fig. 5.3), so the cost of another number is better than none.
     """
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
         sums: dict[tuple[str, int | None, int | None], list[float]] = defaultdict(lambda: [0.0, 0.0])
         for pool, model, gpus, seconds, times in rows:
             for key in ((pool, model, gpus), (pool, model, None), (pool, None, None)):
-                sums[key][0] += max(seconds, 0.0) * times  # of a clock that was set back
+                sums[key][0] += max(seconds, 0.0) * times  # negative where the clock was set back
                 sums[key][1] += times
         self._means = {key: total / times for key, (total, times) in sums.items()}
 

@@ -1,4 +1,4 @@
-"""Whether a Plan may be acted on at all. A bad plan changes nothing; its error is recorded with the decision."""
+"""Checks that a Plan is possible. A bad plan changes nothing; its error is recorded with the decision."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ LARGEST_MEMORY = 1 << 20  #: characters of JSON that a policy may keep from one 
 
 
 class PlanError(ValueError):
-    """The policy answered with a plan that cannot be; the message names the job and what is wrong with it."""
+    """The policy's plan is impossible; the message names the job and the mistake."""
 
 
-#: of jobs, and with whose weights each is to begin: why some can't
+#: from jobs, and the job with whose weights each is to begin, to the reasons why some cannot
 Objections = Callable[[Mapping[int, int]], Mapping[int, str]]
 
 
 def check(plan: Plan, view: View, *, reasons: bool = True, objections: Objections | None = None) -> Plan:
-    """The plan in plain numbers, read once, or PlanError when it doesn't fit ``view``; without ``reasons`` nobody will look at them.
+    """The plan in plain numbers, or PlanError where it does not fit ``view``. Without ``reasons`` the reasons are left out.
 
-    ``objections``: to jobs that begin with the weights of others, of which the view need not know; None: there are none.
+    ``objections``: finds jobs that cannot begin with the weights of others, of which the view need not know; None: there are none.
 
-    A running job may keep what it holds, whatever has become of it; all that is new must be whole gangs on
-    usable GPUs that no other job of the plan has, unless a group of the plan shares them. Act on the answer and not
-    on what the policy gave: that may hold numbers of NumPy's, which the store can't bind, and what can be read only once.
+    A running job may keep its GPUs, even those that have gone out of use. Every new allocation must be a whole gang on
+    usable GPUs that no other job of the plan has, unless a group of the plan shares them. Use the answer, not the policy's
+    own plan: that may hold NumPy's numbers, which the store cannot bind, and iterators, which can be read only once.
     """
     if not isinstance(plan, Plan):
         raise PlanError(f"plan() answered with a {type(plan).__name__}, not a Plan")
@@ -76,7 +76,7 @@ def check(plan: Plan, view: View, *, reasons: bool = True, objections: Objection
 
 
 def check_enacted(plan: Plan) -> Plan:
-    """The same plan, or PlanError where it asks for what the simulator does and the daemon does not: nothing is dropped in silence."""
+    """The same plan, or PlanError where it uses a feature that only the simulator has: nothing is dropped silently."""
     for job, allocation in plan.allocations.items():
         if allocation.batch_size is not None:
             raise PlanError(f"job {job}: is to train with a batch of {allocation.batch_size}; the daemon does not change batch sizes")
@@ -86,7 +86,7 @@ def check_enacted(plan: Plan) -> Plan:
 
 
 def complete(plan: Plan, view: View) -> Mapping[int, Allocation]:
-    """The allocations of every job that is to have GPUs, those that stay included."""
+    """The allocation of every job that is to have GPUs, including jobs that keep theirs."""
     jobs = view.jobs
     stay = {
         int(jobs.id[row]): Allocation(tuple(jobs.allocation(row).tolist()))
@@ -97,7 +97,7 @@ def complete(plan: Plan, view: View) -> Mapping[int, Allocation]:
 
 
 def _pools(given: Any, view: View) -> Mapping[str, list[int]]:
-    """Backbones and the GPUs of their pools, of which each is in one."""
+    """Backbones and the GPUs of their pools; each GPU is in one pool at most."""
     if not isinstance(given, Mapping) or not all(isinstance(name, str) and name for name in given):
         raise PlanError("warm: is not a mapping of backbones to rows of GPUs; None leaves all pools as they are")
     pool_of: dict[int, str] = {}
@@ -110,7 +110,7 @@ def _pools(given: Any, view: View) -> Mapping[str, list[int]]:
 
 
 def _memory(given: Any) -> Memory:
-    """As JSON gives it back, so that nothing depends on whether it was read from the tables in between."""
+    """The memory after a round trip through JSON, so that a policy sees the same whether or not it was read from the tables."""
     if given is not None and not isinstance(given, Mapping):
         raise PlanError(f"memory: a {type(given).__name__} is not an object of JSON; give a dict, or None")
     try:
@@ -168,7 +168,7 @@ def _joint(job: int, partner: int | None) -> int | None:
 
 
 def _check_joint(plan: Plan, row_of: RowOf, view: View) -> None:
-    """Who trains together with another waits meanwhile, and is with no third one."""
+    """A job that trains in another one's process waits meanwhile, and takes part in one such training only."""
     partners: set[int] = set()
     for job, allocation in plan.allocations.items():
         partner = allocation.joint
@@ -230,7 +230,7 @@ def _check_gang(job: int, row: int, allocation: Allocation, view: View) -> None:
 
 
 def _partners(plan: Plan, row_of: RowOf, view: View) -> Mapping[int, set[int]]:
-    """With whom each job of a group shares."""
+    """The jobs with which each job of a group shares."""
     partners: dict[int, set[int]] = {}
     kinds: dict[int, str] = {}
     for group in plan.groups:
@@ -271,7 +271,7 @@ def _check_sharing(plan: Plan, fresh: set[int], row_of: RowOf, view: View) -> No
 
 
 def holders(plan: Plan, view: View) -> list[tuple[int, int]]:
-    """(row of the job, GPU) for each GPU that the plan gives to anybody and a job holds now: most plans give only what is free."""
+    """(row of the holder, GPU) for each GPU that the plan allocates and a job holds now. Most plans allocate free GPUs only."""
     jobs = view.jobs
     if view.free is not None and view.free.has(gpu for allocation in plan.allocations.values() for gpu in allocation.gpus):
         return []
@@ -284,7 +284,7 @@ def holders(plan: Plan, view: View) -> list[tuple[int, int]]:
 
 
 def _enter_stayers(plan: Plan, view: View, users: dict[int, list[int]]) -> None:
-    """Who keeps GPUs that the plan gives to others. Only these are looked up: most of the pool stays as it is."""
+    """Add jobs that keep GPUs which the plan also gives to others. Only these are looked up: most of the pool does not change."""
     for row, gpu in holders(plan, view):
         job = int(view.jobs.id[row])
         gone = view.jobs.phase[row] == Phase.STOPPING or job in plan.allocations or job in plan.preempt

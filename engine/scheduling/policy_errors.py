@@ -1,4 +1,4 @@
-"""What is told of a policy that fails: its error with the line that it came from, and the remedy; and whether one would fail."""
+"""Words for a policy that fails: its error with the line of its code, and the remedy. Also tries whether a policy would fail."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ...policies import registry
 from ...policies.contract import Policy, View
 from .plan_check import PlanError, check, check_enacted
 
-CODE = "policy-error"  #: why jobs wait whose policy fails
-MOST = 300  #: characters of an error's own words: they stand in the reason of each job that waits
-WITHIN = 10.0  #: seconds in which a policy has to answer before it is set
+POLICY_ERROR = "policy-error"  #: code of the reason why jobs wait while their policy fails
+LONGEST_ERROR = 300  #: characters of the error that are kept: they stand in the reason of each waiting job
+ANSWER_SECONDS = 10.0  #: seconds in which a policy has to answer before it is set
 _ENGINE = Path(__file__).parents[1]
 
 
@@ -24,18 +24,18 @@ class _GivenUp(BaseException):
 def words(error: BaseException) -> str:
     """An error of a policy in one line, with the line of its code that it came from."""
     said = " ".join((str(error) if isinstance(error, PlanError) else f"{type(error).__name__}: {error}").split())
-    said = said if len(said) <= MOST else f"{said[:MOST]}…"
+    said = said if len(said) <= LONGEST_ERROR else f"{said[:LONGEST_ERROR]}…"
     return said if isinstance(error, PlanError) else said + _line_of(error)
 
 
 def _line_of(error: BaseException) -> str:
-    """The innermost line in the folder of the policy, not of a library that it calls; "": none is the policy's."""
+    """The innermost line in the policy's folder, not in a library that it calls; "": there is none."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _ENGINE not in Path(frame.filename).parents]
     if not frames:
         return ""
     folder = Path(frames[0].filename).parent
     last = next(frame for frame in reversed(frames) if Path(frame.filename).is_relative_to(folder))
-    return f" ({Path(last.filename).name}, line {last.lineno}{f': {last.line[:MOST]}' if last.line else ''})"
+    return f" ({Path(last.filename).name}, line {last.lineno}{f': {last.line[:LONGEST_ERROR]}' if last.line else ''})"
 
 
 def remedy(policy: str, pool: str) -> str:
@@ -44,15 +44,15 @@ def remedy(policy: str, pool: str) -> str:
 
 
 def told(policy: str, pool: str, error: str) -> str:
-    """The sentence for people: what fails, what that means, why, and what to do."""
+    """The sentence for people: the failing policy, the consequence, the cause and the remedy."""
     return f"policy {policy} of pool {pool} fails, so nothing starts there: {error}; {remedy(policy, pool)}"
 
 
-def would_fail(policy: Policy, view: View, within: float = WITHIN) -> str | None:
-    """Why a policy, asked once, has no plan for a view that could be carried out; None: it has one.
+def would_fail(policy: Policy, view: View, within: float = ANSWER_SECONDS) -> str | None:
+    """Why a policy, asked once, gives no valid plan for a view; None: it does.
 
-    It is asked in a thread of its own. One that does not answer is stopped as soon as it is in Python's code again, so that a policy which
-    was refused takes no time from the daemon.
+    It is asked in a thread of its own. A policy that does not answer in time is stopped as soon as it is back in Python code, so that
+    a refused policy takes no time from the daemon.
     """
     answers: list[str | None] = []
 

@@ -1,4 +1,4 @@
-"""The policies of pools, as operators set them. Nothing is overwritten: the newest row is in force."""
+"""The policies of pools, as operators set them. Rows are never overwritten: the newest one is in force."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class PolicySetting:
     interval: float  #: seconds
     config: Mapping[str, Any]
     set_by: str
-    code: str = ""  #: digest of the source of one's own
+    code: str = ""  #: digest of the source of a user's own policy
     auto: Auto | None = None  #: None: as before
-    instead_of: int | None = None  #: the version that has to be in force still (0: none was set); None: whichever is
+    instead_of: int | None = None  #: set only if this version is still in force (0: none was set); None: in any case
 
 
 def set_policy(tx: Transaction, batch: Sequence[PolicySetting]) -> Sequence[int]:
-    """Set the policy of a pool; answers with the version of its configuration, 0: another one came first. In force at the next tick."""
+    """Set the policy of a pool; returns the version of its configuration, 0: another one came first. The next tick uses it."""
     newest: dict[str, int] = dict(tx.execute("newest_policies"))
     versions: list[int] = []
     for s in batch:

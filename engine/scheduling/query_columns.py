@@ -1,4 +1,4 @@
-"""Columns of query results as plain arrays, joined and grouped in NumPy: DuckDB takes longer to plan a join than NumPy to do it."""
+"""Columns of query results as plain arrays, joined and grouped in NumPy: DuckDB takes longer to plan a join than NumPy to compute it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Columns = dict[str, Array]
 
 
 _parsed: dict[str, duckdb.Statement] = {}
-_MISSING = {"f": np.nan, "M": np.datetime64("NaT"), "O": None}  #: by kind of array; of all others 0
+_MISSING = {"f": np.nan, "M": np.datetime64("NaT"), "O": None}  #: by kind of array; 0 for all others
 
 
 def parsed(con: duckdb.DuckDBPyConnection, name: str) -> duckdb.Statement:
-    """``sql/NAME.sql``, parsed once: for a query on one table that is up to half of the cost. Any connection can execute it."""
+    """``sql/NAME.sql``, parsed once: parsing is up to half of the cost of a query on one table. Any connection can execute it."""
     statement = _parsed.get(name)
     if statement is None:
         (statement,) = con.extract_statements(sql(name))
@@ -30,13 +30,13 @@ def parsed(con: duckdb.DuckDBPyConnection, name: str) -> duckdb.Statement:
 
 
 def fetch(con: duckdb.DuckDBPyConnection, name: str, *parameters: Any) -> Columns:
-    """Columns of ``sql/NAME.sql``. NULL is NaN, NaT, None, or, of integers and booleans, 0: to tell it from 0, cast to DOUBLE in SQL."""
+    """Columns of ``sql/NAME.sql``. NULL becomes NaN, NaT or None, or 0 for integers and booleans: cast to DOUBLE to tell them apart."""
     columns = con.execute(parsed(con, name), list(parameters)).fetchnumpy()
     return {name: _plain(column) for name, column in columns.items()}
 
 
 def fetch_of(con: duckdb.DuckDBPyConnection, name: str, keys: Array) -> Columns:
-    """Columns of ``sql/NAME.sql`` for these keys; without any nothing is asked. Where there is no row there are no columns."""
+    """Columns of ``sql/NAME.sql`` for these keys; without keys no query runs. Without rows there are no columns."""
     columns = fetch(con, name, keys.tolist()) if len(keys) else {}
     return columns if any(map(len, columns.values())) else {}
 
@@ -54,7 +54,7 @@ def ints(column: Array) -> Ints:
 
 
 def words(column: Array) -> Strings | None:
-    """Texts, '' for NULL; None: all are NULL."""
+    """Texts, with '' for NULL; None: all are NULL."""
     if all(value is None for value in column):
         return None
     return np.array([value or "" for value in column], dtype=object)
@@ -71,7 +71,7 @@ def seconds(column: Array, missing: float = np.nan) -> Floats:
 
 
 def first_known(*columns: Floats) -> Floats:
-    """Of each row the first value that is not NaN."""
+    """The first value of each row that is not NaN."""
     known = columns[-1]
     for column in columns[-2::-1]:
         known = np.where(np.isnan(column), known, column)
@@ -79,7 +79,7 @@ def first_known(*columns: Floats) -> Floats:
 
 
 def rows_of(keys: Array, known: Array) -> Ints:
-    """The position in ``known``, which holds nothing twice, of each key, -1 where it is not there."""
+    """The position of each key in ``known``, which has no duplicates; -1: it is not there."""
     if not len(known):
         return np.full(len(keys), -1, dtype=np.int64)
     order = np.argsort(known)
@@ -89,7 +89,7 @@ def rows_of(keys: Array, known: Array) -> Ints:
 
 
 class Beside:
-    """The columns of one table beside the rows of another: a left join. ``columns`` may be {}: there is nothing for any row."""
+    """The columns of one table beside the rows of another: a left join. ``columns`` may be {}: no row has a partner."""
 
     def __init__(self, keys: Array, columns: Columns, key: str) -> None:
         self._columns = columns
@@ -97,7 +97,7 @@ class Beside:
 
     @property
     def there(self) -> Bools:
-        """Whether the table has a row for it."""
+        """Whether the table has a partner for each row."""
         found: Bools = self._rows >= 0
         return found
 
@@ -116,7 +116,7 @@ class Beside:
 
 
 class Groups:
-    """Rows with equal keys; aggregates have a row a group, by ascending key, and pass over NaN as SQL's do over NULL."""
+    """Rows with equal keys; aggregates have a row a group, by ascending key, and skip NaN as SQL's skip NULL."""
 
     def __init__(self, keys: Array) -> None:
         self._order = np.argsort(keys, kind="stable")

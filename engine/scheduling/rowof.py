@@ -8,11 +8,11 @@ _FEW = 8
 
 
 class RowOf:
-    """Finds rows of ``ids``. A few are searched for; for more a table is made: most decisions touch few of thousands of jobs."""
+    """Finds rows of ``ids``. The first few are searched for; then a table is built. Most decisions touch few of thousands of jobs."""
 
     def __init__(self, ids: Ints) -> None:
         self._ids = ids
-        self._found: dict[int, int | None] = {}  # what was searched for
+        self._found: dict[int, int | None] = {}  # results of searches
         self._table: dict[int, int] | None = None
 
     def get(self, job: int) -> int | None:

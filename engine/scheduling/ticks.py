@@ -1,7 +1,7 @@
-"""The policies at work: for each pool a task that takes a View, asks for a Plan, checks it, and carries it out.
+"""The policies at work: a task for each pool builds a View, asks for a Plan, checks it, and carries it out.
 
-Woken by events (a submission, an end, a runner) and by its interval; a policy that raises or plans what can't be
-changes nothing, is recorded, and the allocations in force stay.
+Events (a submission, an end, a runner) and its interval wake it. A policy that raises, or returns an impossible plan,
+changes nothing: the error is recorded and current allocations stay.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from .warm_gpus import changed_pools
 
 log = logging.getLogger(__name__)
 
-FOLD = 60.0  #: seconds after which ticks that decide the same are written down, at the latest
-#: What starts of waiting jobs depend on, beside what a policy decides.
+FOLD_SECONDS = 60.0  #: longest time in seconds for which identical decisions are counted before they are written
+#: Settings on which the starts of waiting jobs depend, besides the policy.
 FORETOLD_BY = frozenset({"queue", "leases", "policy", "nodes", "estimates"})
 
 
@@ -63,7 +63,7 @@ class Setting:
     config_id: int
     set_by: str
     ts: float | None
-    loaded: Loaded | None  #: None: it can't be loaded
+    loaded: Loaded | None  #: None: it cannot be loaded
 
     @property
     def code(self) -> str:
@@ -72,21 +72,21 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a setting goes on with: settings in a row of the same policy and the same code keep one memory."""
+    """The memory that a setting inherits: successive settings of the same policy and code share one."""
 
-    broken: int  #: config_id of the newest setting before it that was of another policy or other code, -1: none was
+    broken: int  #: config_id of the newest earlier setting of another policy or other code, -1: none
     memory: PolicyMemory
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How a pool decides: what a simulation of it needs."""
+    """How a pool decides, as a simulation of it needs to know."""
 
     name: str  #: of the policy
-    policy: Callable[[], Policy]  #: a new instance, as the pool's own is at work
+    policy: Callable[[], Policy]  #: makes a new instance, as the pool's own is in use
     limits: Limits
     evictions: Evictions
-    memory: PolicyMemory = None  #: what the policy keeps in mind
+    memory: PolicyMemory = None
     config: Mapping[str, Any] = field(default_factory=dict)  #: keys that were given
 
 
@@ -95,32 +95,32 @@ class Failing:
     """A policy that fails, tick after tick."""
 
     since: float  #: s since the epoch
-    reason: Reason  #: why jobs wait, as it was told when it began
+    reason: Reason  #: why jobs wait, as worded when the failures began
 
 
 @dataclass(slots=True)
 class _Pool:
-    """What the loop of one pool keeps between ticks: caches and counters, no facts."""
+    """State of one pool between ticks: caches and counters, no facts."""
 
     setting: Setting
     policy: Policy
-    evictions: Evictions  #: who gave way to whom
-    memory: PolicyMemory  #: what the policy keeps in mind, as the newest decisions have it
+    evictions: Evictions
+    memory: PolicyMemory  #: the policy's memory, as the newest decision has it
     foretelling: Foretelling
-    waiting: dict[int, tuple[str, str]] = field(default_factory=dict)  #: what is written in `waiting`
-    order: list[int] = field(default_factory=list)  #: waiting jobs as the policy would serve them
-    failing: Failing | None = None  #: None: the policy has answered
-    folded: Decision | None = None  #: the newest row of `decisions`, with ticks not yet written
-    written: float = 0.0  #: when it was last written
-    owed: bool = False  #: ticks of it are not written yet
-    coming: Setting | None = None  #: set, and in force from the next tick on
-    inherited: bool = False  #: jobs may hold leases of another policy
-    asked_at: float = -math.inf  #: moment of the last view that the policy has answered, or failed to
-    spared: frozenset[int] = frozenset()  #: leases that have run out, and go on as nobody waited by the last plan
+    waiting: dict[int, tuple[str, str]] = field(default_factory=dict)  #: rows of the table `waiting`
+    order: list[int] = field(default_factory=list)  #: waiting jobs in the policy's order
+    failing: Failing | None = None  #: None: its last answer was a plan
+    folded: Decision | None = None  #: the newest row of `decisions`, including ticks that are not written yet
+    written: float = 0.0  #: when that row was last written
+    owed: bool = False  #: some of its ticks are not written yet
+    coming: Setting | None = None  #: a setting that the next tick takes up
+    inherited: bool = False  #: jobs may hold leases that another policy granted
+    asked_at: float = -math.inf  #: time of the last view to which the policy answered or failed
+    spared: frozenset[int] = frozenset()  #: expired leases that continue, as no job waited at the last plan
 
 
 class Scheduling:
-    """All pools. `tick` may be called by anybody; ticks of one pool never overlap."""
+    """All pools. `tick` may be called from any thread; ticks of one pool never overlap."""
 
     def __init__(self, store: Store, tasks: Tasks, config: Config, clock: Callable[[], float] = time.time) -> None:
         self._store = store
@@ -130,7 +130,7 @@ class Scheduling:
         self._limits = Limits(config.guards.min_run_time, config.guards.max_preemptions, config.guards.cooldown)
         self._pools: dict[str, _Pool] = {}
         self._overheads = Overheads()
-        self._set = 0  #: times that the clock was set
+        self._set = 0  #: how often the clock was set
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -149,18 +149,18 @@ class Scheduling:
                 state.foretelling.news()
 
     def reload(self) -> None:
-        """Take up policies that were set and pools that have come. A setting is in force from the next tick on."""
+        """Take up new settings and new pools. A setting takes effect at the next tick."""
         known = {row["pool"]: row for row in objects(self._store, "api/policies")}
         pools = {"default", *known, *(row[0] for row in self._store.rows("policy/pools"))}
         for pool in sorted(pools):
             row, state = known.get(pool), self._pools.get(pool)
             if state is None:
                 self._adopt(self._first(pool, row))
-            elif row and row["id"] != (state.coming or state.setting).config_id:  # else it keeps the code that it was given
+            elif row and row["id"] != (state.coming or state.setting).config_id:  # else its code stays as it was loaded
                 self._adopt(self._setting(pool, row))
 
     def _first(self, pool: str, row: dict[str, Any] | None) -> Setting:
-        """The setting of a pool that has just come. Code that has changed since it was set is a version of its own."""
+        """The setting of a new pool. Code that has changed since it was set becomes a version of its own."""
         setting = self._setting(pool, row)
         if row is None or setting.code == (row["code"] or "") or not setting.loaded:
             return setting
@@ -174,7 +174,7 @@ class Scheduling:
         return Setting(pool, row["policy"], row["interval"], row["config"], row["id"], row["set_by"], row["ts"], _load(pool, row["policy"]))
 
     def _adopt(self, setting: Setting) -> None:
-        """Hand a setting to its pool, whose next tick takes it up: ticks alone touch what a pool keeps."""
+        """Hand a setting to its pool, whose next tick takes it up: only ticks change a pool's state."""
         with self._lock:
             state = self._pools.get(setting.pool)
             if state is None:
@@ -187,7 +187,7 @@ class Scheduling:
         self._tasks.every(f"policy {setting.pool}", setting.interval, lambda: self.tick(setting.pool), soon=True)
 
     def _take_up(self, state: _Pool) -> None:
-        """Put a setting in force that has come since the last tick. It counts as coming until then: nobody is told the one before again."""
+        """Put the coming setting in force. Until then requests already see it, so that none is answered with the one before."""
         if (coming := state.coming) is None:
             return
         self._flush(state)
@@ -197,11 +197,11 @@ class Scheduling:
             state.inherited = state.inherited or before.policy != coming.policy or before.config_id <= kept.broken
             state.setting, state.policy, state.folded = coming, policy, None
             state.memory, state.failing = kept.memory, None
-            if state.coming is coming:  # else a newer one has come, for the next tick
+            if state.coming is coming:  # else a newer one has come since
                 state.coming = None
 
     def in_force(self) -> list[dict[str, Any]]:
-        """What `GET /v1/policy` tells of pools; ``id``: the version of the configuration, 0: none was set."""
+        """Settings of all pools, for `GET /v1/policy`; ``id``: the version of the configuration, 0: none was set."""
         fields = ("pool", "policy", "interval", "config", "code", "set_by", "ts")
         settings = [(state.coming or state.setting, self._trouble(state)) for _, state in sorted(self._pools.items())]
         return [{name: getattr(setting, name) for name in fields} | {"id": setting.config_id} | trouble for setting, trouble in settings]
@@ -214,16 +214,16 @@ class Scheduling:
         return {"error": last.error, "failing_since": failing.since, "remedy": policy_errors.remedy(last.policy, last.pool)}
 
     def would_fail(self, pool: str, policy: Policy, name: str, code: str = "") -> str | None:
-        """Why a policy would fail in the pool as it is now, if it were set; None: it would not. ``code``: digest of people's own."""
+        """Why a policy would fail if it were set in the pool now; None: it would not. ``code``: digest of a user's own policy."""
         memory = self._kept_by(pool, name, code, sys.maxsize).memory
         return policy_errors.would_fail(policy, protect(replace(self.look(pool).view, memory=memory), self._limits))
 
     def know_overheads(self, overheads: Overheads) -> None:
-        """What suspensions cost, as measured last: from the next view on."""
+        """Use newly measured costs of suspensions, from the next view on."""
         self._overheads = overheads
 
     def asked_at(self, pool: str) -> float:
-        """When a pool's policy was last asked and its answer carried out (s since the epoch), -inf: not yet."""
+        """When the last answer of a pool's policy was carried out (s since the epoch), -inf: not yet."""
         state = self._pools.get(pool)
         return -math.inf if state is None else state.asked_at
 
@@ -233,12 +233,12 @@ class Scheduling:
         return state is not None and getattr(state.policy, "deadlines_first", False)
 
     def spared(self, pool: str) -> Collection[int]:
-        """Leases of a pool that have run out, and go on until somebody waits."""
+        """Expired leases of a pool that continue until a job waits."""
         state = self._pools.get(pool)
         return () if state is None else state.spared
 
     def clock_set(self, by: float) -> None:
-        """The clock was set by so many seconds, and what the tables have was moved: so is what is kept of times."""
+        """The clock was set by so many seconds. The tables have been moved by as much, and so are the times kept here."""
         self._set += 1
         for state in list(self._pools.values()):
             state.asked_at += by
@@ -265,7 +265,7 @@ class Scheduling:
             plan = check_enacted(check(plan, seen.view, objections=self._objections))
             actions = reconcile(seen.view, plan, self._limits, state.evictions)
             enactment = self._enactment(state, seen, plan, actions)
-        except (Exception, SystemExit) as error:  # a policy is anybody's code
+        except (Exception, SystemExit) as error:  # a policy may be any code
             self._refused(state, seen, blank, error)
             state.asked_at = now
             return
@@ -280,12 +280,12 @@ class Scheduling:
         )
         if plan.memory != state.memory:
             decision = replace(decision, memory=json.dumps(plan.memory))
-        if times_set != self._set:  # meanwhile: ends of leases by the old one would be enacted by the new
+        if times_set != self._set:  # meanwhile: the plan's ends of leases are by the old clock
             self._tasks.wake(f"policy {pool}")
             return
         self._carry_out(state, replace(enactment, decision=decision))
         state.memory, state.failing = plan.memory, None
-        state.order = _order(plan)  # once it is carried out: what is foretold of it rests on the ends of leases that came with it
+        state.order = _order(plan)  # not before: a forecast in this order needs the ends of leases that came with it
         state.inherited, state.asked_at = False, now
         state.evictions = state.evictions.after(actions.stops, now, self._limits)
         again = min(
@@ -299,8 +299,8 @@ class Scheduling:
         return self._kept_by(setting.pool, setting.policy, setting.code, setting.config_id)
 
     def _kept_by(self, pool: str, policy: str, code: str, config_id: int) -> Kept:
-        """What a policy of some code goes on with under a version of its configuration. As the tables have it, so that a setting which was
-        replaced before its first tick counts too."""
+        """The memory that a policy of some code inherits under a version of its configuration. Read from the tables, so that a
+        setting which was replaced before its first tick counts too."""
         ((broken, memory),) = self._store.rows("policy/memory", pool, policy, code or None, config_id)
         return Kept(broken, json.loads(memory) if memory else None)
 
@@ -312,7 +312,7 @@ class Scheduling:
         return Evictions({(victim, winner): ts for victim, winner, ts in rows})
 
     def _enactment(self, state: _Pool, seen: Snapshot, plan: Plan, actions: Actions) -> Enactment:
-        """A plan's actions in terms of the tables: rows of the view become numbers and names."""
+        """The actions in terms of the tables: rows of the view become ids and names."""
         view = seen.view
         gpus, nodes = view.gpus, view.nodes
         row_of = {int(job): row for row, job in enumerate(view.jobs.id)}
@@ -337,8 +337,8 @@ class Scheduling:
             for job, lease_end in actions.renewals
             if (math.inf if lease_end is None else lease_end) != seen.expires_at[row_of[job]]
         )
-        if state.inherited:  # the ends of leases that another policy set are not this one's
-            # But those of profiling runs are: without theirs they would measure for ever.
+        if state.inherited:  # another policy has set these ends of leases
+            # Except for profiling runs: without an end they would never stop measuring.
             leased = np.flatnonzero(np.isfinite(seen.expires_at) & (view.jobs.phase == Phase.ACTIVE) & ~seen.profiling)
             stay = [
                 row
@@ -355,7 +355,7 @@ class Scheduling:
 
     @staticmethod
     def _changed_reasons(state: _Pool, seen: Snapshot, plan: Plan, actions: Actions) -> list[tuple[int, str, str, bool]]:
-        # A plan names those that it displaces as waiting too; they have no reason to wait before they have stopped.
+        # A plan lists its victims as waiting too; they get no reason to wait before they have stopped.
         pending = set(seen.view.jobs.id[seen.view.jobs.phase == Phase.PENDING].tolist())
         now: dict[int, tuple[str, str]] = {job: (code, reason) for job, code, reason in seen.ineligible}
         for group in plan.waiting:
@@ -378,7 +378,7 @@ class Scheduling:
             try:
                 enacted = self._store.write(enact, replace(enactment, decision=decision))
             except StokerError:
-                state.waiting = {}  # none of the new reasons is written: the next tick writes all of them
+                state.waiting = {}  # no new reason was written: the next tick writes all of them
                 raise
             for job in enacted.skipped:
                 state.waiting.pop(job, None)
@@ -388,16 +388,16 @@ class Scheduling:
         self._fold(state, decision)
 
     def _refused(self, state: _Pool, seen: Snapshot, decision: Decision, error: BaseException) -> None:
-        """The policy raised, or its plan can't be: recorded once, however often it happens in a row, and why its jobs wait."""
+        """The policy raised, or its plan is impossible: record that once, however often it repeats, and why jobs wait."""
         outcome = "invalid" if isinstance(error, PlanError) else "error"
         words = policy_errors.words(error)
         if outcome == "error" and (state.folded is None or state.folded.error != words):
             log.error("policy %s raised", state.setting.policy, exc_info=error, extra={"action": "policy.error"})
-        state.spared = frozenset()  # a policy that fails keeps no lease that has run out
-        state.order = []  # who would be next is not known
+        state.spared = frozenset()  # a failing policy keeps no expired lease
+        state.order = []  # the policy's order is not known
         begins = state.failing is None
         failing = state.failing or Failing(
-            decision.ts, Reason(policy_errors.CODE, policy_errors.told(decision.policy, decision.pool, words))
+            decision.ts, Reason(policy_errors.POLICY_ERROR, policy_errors.told(decision.policy, decision.pool, words))
         )
         nothing = Plan({}, [Waiting(failing.reason, seen.view.jobs.id.tolist())])
         reasons = self._changed_reasons(state, seen, nothing, Actions())
@@ -406,7 +406,7 @@ class Scheduling:
         state.failing = failing
 
     def _fold(self, state: _Pool, decision: Decision) -> None:
-        """A tick that changed nothing: count it in the row of the one before when that decided the same."""
+        """Count a tick that changed nothing in the row of the tick before, if that decided the same."""
         last = state.folded
         same = last is not None and decision.memory is None and _gist(last) == _gist(decision)
         if last is None or not same:
@@ -415,7 +415,7 @@ class Scheduling:
             state.folded, state.written = replace(decision, number=number), decision.last_ts
             return
         state.folded, state.owed = replace(last, ticks=last.ticks + 1, last_ts=decision.last_ts), True
-        if decision.last_ts - state.written > FOLD:
+        if decision.last_ts - state.written > FOLD_SECONDS:
             self._flush(state)
 
     def _flush(self, state: _Pool) -> None:
@@ -424,29 +424,29 @@ class Scheduling:
             state.written, state.owed = state.folded.last_ts, False
 
     def flush(self) -> None:
-        """Write what was folded: the daemon is stopping."""
+        """Write the ticks that were only counted: the daemon is stopping."""
         for state in self._pools.values():
             self._flush(state)
 
     def forecast(self) -> None:
-        """Places in the queue and estimated starts, brought up to date where they may be wrong."""
+        """Update places in the queue and estimated starts where they may be out of date."""
         for state in list(self._pools.values()):
-            if state.asked_at > -math.inf:  # else what an earlier daemon told stands
+            if state.asked_at > -math.inf:  # else the forecasts of the last daemon stand
                 state.foretelling.refresh(state.order)
 
     def look(self, pool: str) -> Snapshot:
-        """A pool as its policy would see it now, but for what the guards protect."""
+        """A pool as its policy would see it now, without the guards' protection."""
         with self._store.read() as con:
             seen = snapshot(con, pool, self._clock(), self._overheads)
         state = self._pools.get(pool)
         return seen if state is None else replace(seen, view=replace(seen.view, memory=state.memory))
 
     def _protected(self, pool: str) -> View:
-        """What expected starts rest on: no lease ends before its guard lets it."""
+        """The view behind expected starts: no lease ends before its protection does."""
         return protect(self.look(pool).view, self._limits)
 
     def _guarded(self, view: View, job: int) -> float:
-        """When a guard lets a job of a view start, inf: not known. The policy is asked only where a guard may be in the way."""
+        """When a guard lets a job start, inf: not known. The policy is asked only where a guard may hold the job back."""
         state = self._pools[view.pool]
         protected = view.jobs.protected
         if not state.evictions.gave_way and (protected is None or not protected.any()):
@@ -455,7 +455,7 @@ class Scheduling:
         return math.inf if held is None else held.until
 
     def rules(self, pool: str) -> Rules | None:
-        """How a pool decides now, for who wants to know what it will decide; None: no runner offers this pool."""
+        """How a pool decides now, for a forecast of its decisions; None: no runner offers this pool."""
         state = self._pools.get(pool)
         if state is None:
             return None
@@ -465,18 +465,18 @@ class Scheduling:
         return Rules(setting.policy, lambda: _create(setting), self._limits, state.evictions, memory, setting.config)
 
     def held_back(self, pool: str, job: int) -> HeldBack | None:
-        """The guard that a waiting job waits for, with its victim, and until when; None: no guard, or its policy cannot say."""
+        """The guard that holds a waiting job back, its victim, and the end of its protection; None: no guard does, or the policy fails."""
         state = self._pools.get(pool)
         return None if state is None else self._held_back(state, job, self.look(pool).view)
 
     def _held_back(self, state: _Pool, job: int, view: View) -> HeldBack | None:
         try:
             return held_back(job, _create(state.setting), view, self._limits, state.evictions)
-        except (Exception, SystemExit):  # a policy is anybody's code; that it fails is told elsewhere
+        except (Exception, SystemExit):  # a policy may be any code; its failure is reported elsewhere
             return None
 
     def foresee(self, jobs: Sequence[JobSpec]) -> list[tuple[float | None, str]]:
-        """When jobs would start if they were submitted now, and why not at once: for a dry run."""
+        """For a dry run: when jobs would start if they were submitted now, and why not at once."""
         return [self._foresee(spec) for spec in jobs]
 
     def _foresee(self, spec: JobSpec) -> tuple[float | None, str]:
@@ -488,11 +488,11 @@ class Scheduling:
         view = self.look(spec.pool).view
         trial = protect(with_job(view, spec), self._limits)
         new = int(trial.jobs.id[-1])
-        # An instance of its own: a policy may keep caches, and the pool's own is at work in another thread.
+        # An instance of its own: a policy may keep caches, and the pool's own runs in another thread.
         try:
             plan = check_enacted(check(_create(state.setting).plan(trial), trial))
             actions = reconcile(trial, plan, self._limits, state.evictions)
-        except (Exception, SystemExit) as error:  # a policy is anybody's code
+        except (Exception, SystemExit) as error:  # a policy may be any code
             return None, f"policy {state.setting.policy} cannot say: {policy_errors.words(error)}"
         if new in plan.allocations:
             put_off = dict(actions.deferred)
@@ -504,7 +504,7 @@ class Scheduling:
 
 
 def _load(pool: str, policy: str) -> Loaded | None:
-    """The code of a policy. One that can no longer be loaded, as its module has gone, must not keep the daemon from starting."""
+    """The code of a policy. A policy that can no longer be loaded (its module is gone) must not keep the daemon from starting."""
     try:
         return registry.loaded(policy)
     except ValueError as error:
@@ -513,7 +513,7 @@ def _load(pool: str, policy: str) -> Loaded | None:
 
 
 def _create(setting: Setting) -> Policy:
-    """The policy of a setting, of the code that was loaded for it."""
+    """An instance of a setting's policy, made from the code that was loaded for it."""
     try:
         return registry.create(setting.policy, setting.config, setting.loaded.policy if setting.loaded else None)
     except (ValueError, KeyError) as error:
@@ -522,7 +522,7 @@ def _create(setting: Setting) -> Policy:
 
 
 class _Missing:
-    """In the place of a policy that can't be loaded: every tick is recorded as an error, and what runs goes on."""
+    """Stands in for a policy that cannot be loaded: every tick is recorded as an error, and running jobs go on."""
 
     Config: ClassVar[type] = type(None)
     name: ClassVar[str] = "missing"
@@ -535,7 +535,7 @@ class _Missing:
 
 
 def _order(plan: Plan) -> list[int]:
-    """Waiting jobs as the policy would serve them."""
+    """Waiting jobs in the order in which the policy would serve them."""
     return list(plan.order) or [job for group in plan.waiting for job in group.jobs]
 
 
@@ -543,6 +543,6 @@ _NOTHING = Decision("", "", 0, 0.0, 0.0, 0, 0, "", None, 0.0, 0.0, 0.0, "")
 
 
 def _gist(decision: Decision) -> tuple[object, ...]:
-    """What makes two ticks the same decision; one that changed nothing repeats the one that was applied."""
+    """The part of a decision in which repeated ticks agree; a tick that changed nothing repeats the one that was applied."""
     outcome = "unchanged" if decision.outcome == "applied" else decision.outcome
     return outcome, decision.error, decision.deferred, decision.policy, decision.config_id

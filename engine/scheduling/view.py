@@ -1,12 +1,15 @@
 """Builds the View of a pool from the tables: the daemon's side of the policies' contract.
 
-The queries only fetch, each from one table, and none is asked for what is not there; joins and what depends on the moment are done
-here. A policy ticks on every event, and of its time planning SQL is the most.
+Each query fetches from one table, and only runs where there may be rows. Joins, and values that depend on the time, are computed
+here: a policy ticks on every event, and DuckDB's planning of queries takes most of a tick.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,25 +26,25 @@ from .work import Work, work_of
 if TYPE_CHECKING:
     import duckdb
 
-PROFILED_AT_MOST = 2  #: profiling runs that have measured nothing; then the job runs unmeasured
-PROFILED_ON = 2  #: GPUs that show what a job computes and what its ranks say to each other, at most (002 ch. 5.3.2.1)
+PROFILED_AT_MOST = 2  #: after so many profiling runs without a measurement a job runs unmeasured
+PROFILED_ON = 2  #: GPUs of a profiling run at most: enough to measure computation and communication (002 ch. 5.3.2.1)
 
 NOT_MEASURED = Overheads()
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A View with what the engine needs beside it to act on a Plan. Rows are those of ``view.jobs``."""
+    """A View, and the further columns that the engine needs to act on a Plan. Rows are those of ``view.jobs``."""
 
     view: View
-    lease_id: Ints  #: live lease of each job, 0: none
-    expires_at: Floats  #: end of that lease, inf: none
-    profiling: Bools  #: that lease is a profiling run
-    ineligible: list[tuple[int, str, str]]  #: job, code and reason of what waits for something other than GPUs
+    lease_id: Ints  #: the job's live lease, 0: none
+    expires_at: Floats  #: end of that lease, inf: open-ended, or none
+    profiling: Bools  #: whether that lease is a profiling run
+    ineligible: list[tuple[int, str, str]]  #: job, code and reason of jobs that wait for something other than GPUs
 
 
 def snapshot(con: duckdb.DuckDBPyConnection, pool: str, now: float, overheads: Overheads = NOT_MEASURED) -> Snapshot:
-    """Read one pool in one transaction, so that jobs, leases and GPUs fit each other."""
+    """Read one pool in one transaction, so that jobs, leases and GPUs are consistent."""
     con.execute("BEGIN")
     try:
         seen = _read(con, pool, now)
@@ -59,41 +62,44 @@ def snapshot(con: duckdb.DuckDBPyConnection, pool: str, now: float, overheads: O
     transfers, ended = transfers_of(seen.bank, seen.gains, known)
     view = View(now, pool, table, gpus, nodes, profiles, slowdowns=slowdowns, transfers=transfers, ended=ended)
     found = Snapshot(view, lease_id, leases.seconds("expires_at", np.inf), leases.floats("profile", 0.0) > 0, seen.ineligible)
-    return _within_places(found, seen)
+    return _checkpoint_first(_within_places(found, seen), seen)
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What one transaction saw. Of what was not asked for, as no job has it, there are no columns."""
+    """The result of one transaction's queries. Queries that no job needs were not run and have no columns."""
 
-    jobs: Columns  #: schedulable ones, in submission order
+    jobs: Columns  #: schedulable jobs, in submission order
     work: Work  #: a row a job
     leases: Columns
-    divided: Columns  #: service of the leases that share their GPUs
+    divided: Columns  #: service of leases that share their GPUs
     held: Columns
     tiers: Columns
-    speeds: Columns  #: of the jobs' signatures, on any GPU
-    slowdowns: Columns  #: of pairs of these models
+    speeds: Columns  #: speeds of the jobs' signatures, on any GPU
+    slowdowns: Columns  #: slow-downs of pairs of these models
     gpus: Columns
     nodes: Columns
     bank: Columns  #: ended jobs whose adapters are in the bank, by signature; {}: no job may begin with one
-    gains: Columns  #: what was measured of beginnings
-    servers: Servers  #: nothing is asked where no GPU is in a pool of a backbone
+    gains: Columns  #: gains measured for beginnings with an adapter
+    servers: Servers  #: empty where no GPU is in a backbone's pool
     ineligible: list[tuple[int, str, str]]
-    saved: dict[int, Saved]  #: checkpoints, by row of the job that has one or is to begin with one
-    unsaving: dict[int, float]  #: when rows would end that lose everything when they are stopped, where a node leaves before
-    steps: dict[int, int]  #: at which these were saved, by job, where they may lie out of reach
+    saved: dict[int, Saved]  #: checkpoint of each row that has one or is to begin with one
+    unsaving: dict[int, float]  #: expected end of each row that loses all its work when stopped, where a node leaves before that
+    steps: dict[int, int]  #: step of each job's checkpoint, where it may be out of reach
+    groups: dict[int, int]  #: group of each row that shares its input, where there is more than one node
+    replicas: list[tuple[int, int, str, int, bool]]  #: of groups none of which trains: array, job, name, step of its checkpoint, has GPUs
 
 
 def _within_places(found: Snapshot, seen: _Read) -> Snapshot:
-    """With the nodes on which each job may start; without jobs that wait for a place that is not there."""
-    if not seen.saved and not any(seen.jobs["excluded"]) and not seen.unsaving:
+    """Add the nodes on which each job may start; leave out jobs that wait for a place that is not there."""
+    beside = _beside(found.view, seen.groups)
+    if not seen.saved and not any(seen.jobs["excluded"]) and not seen.unsaving and not beside:
         return found
     places = places_of(zip(*(seen.nodes[name] for name in ("id", "state", "places", "fetch_at_most", "leaves")), strict=True))
     view = found.view
     free = np.ones(len(view.gpus), dtype=bool)
     free[view.jobs.alloc_gpus] = False
-    where = closed(seen.jobs, view.jobs.gpu_memory, seen.saved, view.gpus, view.nodes, places, free, seen.unsaving)
+    where = closed(seen.jobs, view.jobs.gpu_memory, seen.saved, view.gpus, view.nodes, places, free, seen.unsaving, beside)
     if where.need is None:
         return found
     ids, excluded = view.jobs.id, seen.jobs["excluded"]
@@ -108,8 +114,38 @@ def _within_places(found: Snapshot, seen: _Read) -> Snapshot:
     return _without(found, list(where.nowhere)) if waits else found
 
 
+def _beside(view: View, groups: Mapping[int, int]) -> dict[int, Bools]:
+    """The nodes of those that share their input with a row that waits: there it finds the batches that they make."""
+    jobs, nodes = view.jobs, defaultdict[int, Bools](lambda: np.zeros(len(view.nodes.id), dtype=bool))
+    for row, group in groups.items():
+        nodes[group][view.gpus.node[jobs.alloc_gpus[jobs.alloc_start[row] : jobs.alloc_start[row + 1]]]] = True
+    return {row: nodes[group] for row, group in groups.items() if not jobs.held[row] and nodes[group].any()}
+
+
+def _checkpoint_first(found: Snapshot, seen: _Read) -> Snapshot:
+    """Of a group of replicas that is to go on from a checkpoint the tasks that have the newest one: any other would wait with its GPU."""
+    if not seen.replicas:
+        return found
+    array_of = dict(zip(seen.jobs["id"].tolist(), seen.jobs["array_id"].tolist(), strict=True))
+    waiting = {int(job): row for row, job in enumerate(found.view.jobs.id) if not found.lease_id[row]}
+    waits = dict[int, tuple[int, str, str]]()
+    for array, group in groupby(seen.replicas, key=lambda task: task[0]):
+        tasks = list(group)
+        if any(holds for *_, holds in tasks):  # it has begun, and the others copy its state
+            continue
+        startable = [task for task in tasks if task[1] in waiting]
+        _, _, name, newest, _ = max(startable or tasks, key=lambda task: task[3])
+        reason = f"{name} goes first, which has its group's checkpoint at step {newest}"
+        reason += "" if startable else f", and cannot start now; 'stoker move {name} --restart' gives the checkpoint up"
+        first = {job for _, job, _, step, _ in startable if step == newest}
+        waits |= {row: (job, "group", reason) for job, row in waiting.items() if array_of[job] == array and job not in first}
+    if not waits:
+        return found
+    return _without(replace(found, ineligible=[*found.ineligible, *waits.values()]), list(waits))
+
+
 def _without(found: Snapshot, rows: list[int]) -> Snapshot:
-    """The same without some jobs, which hold nothing."""
+    """The snapshot without some jobs, which hold no GPUs."""
     stay = np.ones(len(found.view.jobs), dtype=bool)
     stay[rows] = False
     jobs = found.view.jobs
@@ -157,13 +193,20 @@ def _read(con: duckdb.DuckDBPyConnection, pool: str, now: float) -> _Read:
         bank=bank,
         gains=fetch(con, "policy/gains_of_signatures") if bank else {},
         ineligible=[] if schedulable.all() else con.execute(parsed(con, "policy/ineligible"), [pool, now]).fetchall(),
+        replicas=_saved_replicas(con, jobs, everything),
         unsaving=_unsaving(con, jobs, work, floats(nodes["leaves"])[nodes["state"] == "up"], now),
+        groups=_groups(con, pool, jobs) if len(set(gpus["node_id"])) > 1 else {},
         **_saved(con, jobs),
     )
 
 
+def _groups(con: duckdb.DuckDBPyConnection, pool: str, jobs: Columns) -> dict[int, int]:
+    found = dict(con.execute(sql("policy/input_groups"), [pool]).fetchall())
+    return {row: found[job] for row, job in enumerate(jobs["id"].tolist()) if job in found} if found else {}
+
+
 def _unsaving(con: duckdb.DuckDBPyConnection, jobs: Columns, work: Work, leaves: Floats, now: float) -> dict[int, float]:
-    """When jobs would end that are known to lose everything when they are stopped, of those that some node does not outlast."""
+    """Expected ends of jobs that would lose all their work when stopped, where some node leaves before."""
     if not np.isfinite(leaves).any():
         return {}
     soonest = float(np.nanmin(leaves))
@@ -174,7 +217,7 @@ def _unsaving(con: duckdb.DuckDBPyConnection, jobs: Columns, work: Work, leaves:
 
 
 def _saved(con: duckdb.DuckDBPyConnection, jobs: Columns) -> dict[str, Any]:
-    """Checkpoints of the jobs: own ones, and of others with which they are to begin. In most pools there is but one place."""
+    """Checkpoints of the jobs: their own, and those of other jobs with which they are to begin. Most pools have one place only."""
     source = floats(jobs["begin_from"])
     sizes, not_sent = floats(jobs["saved_bytes"]), jobs["not_sent"]
     saved = {
@@ -194,8 +237,16 @@ def _saved(con: duckdb.DuckDBPyConnection, jobs: Columns) -> dict[str, Any]:
     return {"saved": saved, "steps": steps}
 
 
+def _saved_replicas(con: duckdb.DuckDBPyConnection, jobs: Columns, everything: Columns) -> list[tuple[int, int, str, int, bool]]:
+    """Checkpoints of groups of replicas none of which trains, while some of their tasks wait."""
+    waiting = np.unique(ints(jobs["array_id"])[ints(jobs["lease_id"]) == 0])
+    rows = np.flatnonzero(np.isin(ints(everything["array_id"]), waiting[waiting > 0]))
+    arrays = {int(everything["array_id"][row]) for row in rows if everything["place"][row] is not None}
+    return con.execute(sql("policy/saved_replicas"), [sorted(arrays)]).fetchall() if arrays else []
+
+
 def _schedulable(jobs: Columns, now: float) -> Bools:
-    """Those that hold GPUs, and those that wait for nothing else; tasks of an array only as many as it may run at once."""
+    """Jobs that hold GPUs or wait for nothing but GPUs; of an array only as many tasks as may run at once."""
     holds = ints(jobs["lease_id"]) > 0
     free = jobs["pending"] & ~jobs["held"] & ~holds & (seconds(jobs["not_before"], -np.inf) <= now)
     cap = floats(jobs["array_cap"], np.inf)
@@ -246,6 +297,7 @@ def _jobs(
         lease_time=np.maximum(now - leases.seconds("granted_at", np.inf), 0.0),
         remaining=remaining,
         gpu_memory=np.fmax(work.gpu_memory, 0.0),
+        kept=_kept(floats(jobs["kept_memory"]), np.fmax(work.gpu_memory, 0.0)),
         preemptions=ints(jobs["preemptions"]),
         user=codes(jobs["owner"]),
         model=codes(jobs["model"]),
@@ -268,6 +320,11 @@ def _jobs(
     )
 
 
+def _kept(known: Floats, whole: Floats) -> Floats | None:
+    """What jobs keep of their memory between their turns."""
+    return None if np.isnan(known).all() else np.where(np.isnan(known), whole, np.minimum(known, whole))
+
+
 def _tiers(ids: Ints, tiers: Columns) -> tuple[Ints, Floats, Floats]:
     if not tiers:
         return np.zeros(len(ids) + 1, dtype=np.int64), np.zeros(0), np.zeros(0)
@@ -276,7 +333,7 @@ def _tiers(ids: Ints, tiers: Columns) -> tuple[Ints, Floats, Floats]:
 
 
 def _gpus(gpus: Columns, nodes: Columns, servers: Servers, now: float) -> tuple[Gpus, Nodes]:
-    """What is there: by node, then by position on it. Something new may start on a healthy GPU of a node that is up."""
+    """GPUs and nodes of the pool, by node, then by position on it. A job may start on a healthy GPU of a node that is up."""
     state_of = dict(zip(nodes["id"], nodes["state"], strict=True))
     states = np.array([state_of.get(node, "gone") for node in gpus["node_id"]], dtype=object)
     there = np.flatnonzero((gpus["health"] != "missing") & (states != "gone") & (states != "stopped"))
@@ -298,7 +355,7 @@ def _gpus(gpus: Columns, nodes: Columns, servers: Servers, now: float) -> tuple[
 
 
 def _rows_of_held(gpus: Array, held: Columns) -> tuple[Ints, Ints]:
-    """Leases and the rows of their GPUs, ascending. One that has gone missing under a running job has no row: the job keeps the rest."""
+    """Leases and the rows of their GPUs, ascending. A GPU that went missing under a running job has no row: the job keeps the others."""
     if not held:
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     row_of = {gpu: row for row, gpu in enumerate(gpus)}

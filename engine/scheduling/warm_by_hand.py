@@ -1,4 +1,4 @@
-"""Backbones that people keep warm in a pool, whatever its policy does: `stoker pool warm`."""
+"""Backbones that people keep warm in a pool, independently of its policy: `stoker pool warm`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ..store.transaction import Transaction
 @dataclass(frozen=True, slots=True)
 class KeepWarm:
     pool: str
-    backbones: tuple[str, ...]  #: these from now on, and no others
+    backbones: tuple[str, ...]  #: all that are to be kept warm
     user: str
 
 
 def keep_warm(tx: Transaction, batch: Sequence[KeepWarm]) -> Sequence[None]:
-    """Set what is kept warm in pools; runners are told at once."""
+    """Set which backbones pools keep warm; runners are told at once."""
     for asked in batch:
         before = sorted(row[0] for row in tx.execute("pool_backbones", asked.pool))
         wanted = sorted(set(asked.backbones))

@@ -1,7 +1,7 @@
-"""What is known of the work that jobs have left: the SQL view `work` in NumPy, because a policy's tick can't wait for its joins.
+"""The remaining work of jobs: the SQL view `work` in NumPy, because its joins are too slow for a policy's tick.
 
-The view stays the definition, for people and for other queries; tests hold the two against each other, row by row. What only jobs
-that have been started can have is asked for them alone.
+The view stays the definition, for people and for other queries; tests compare the two row by row. Queries about
+started jobs run for those only.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Work:
 def work_of(con: duckdb.DuckDBPyConnection, jobs: Columns, speeds: Columns, products: Array) -> Work:
     """``jobs`` as sql/policy/jobs has them, ``speeds`` of their signatures as sql/policy/speeds, ``products`` of their pool's GPUs."""
     ids = ints(jobs["id"])
-    progress = fetch_of(con, "policy/progress", ids[ints(jobs["attempts"]) > 0])  # profiling runs, which are no attempts, leave none
-    followed = progress["job_id"] if progress else ids[:0]  # iterations are estimated from what was reported
+    progress = fetch_of(con, "policy/progress", ids[ints(jobs["attempts"]) > 0])  # profiling runs do not count as attempts and leave none
+    followed = progress["job_id"] if progress else ids[:0]  # iterations are estimated from reports
     estimates = fetch_of(con, "policy/iterations", followed)
     profiles = fetch(con, "policy/profiles")
     model = Beside(jobs["model_on_gpus"], _by_model(profiles) if len(profiles["model_on_gpus"]) else {}, "model_on_gpus")
@@ -44,7 +44,7 @@ def work_of(con: duckdb.DuckDBPyConnection, jobs: Columns, speeds: Columns, prod
 
 
 def _by_model(profiles: Columns) -> Columns:
-    """What ended jobs of a model measured on so many GPUs, whichever these were."""
+    """Measurements of ended jobs by model and number of GPUs, on any product."""
     groups = Groups(profiles["model_on_gpus"])
     return {
         "model_on_gpus": groups.keys,
@@ -56,7 +56,7 @@ def _by_model(profiles: Columns) -> Columns:
 
 
 def _like(signatures: Ints, speeds: Columns, products: Array) -> Beside:
-    """What was measured on work of the same signature on GPUs of these products, else on any: the slowest counts."""
+    """Measurements of the same signature on GPUs of these products, else on any; the slowest counts."""
     if not speeds:
         return Beside(signatures, {}, "signature")
     communication = first_known(floats(speeds["within_node"]), floats(speeds["across_nodes"], 0.0))
@@ -77,7 +77,7 @@ def _like(signatures: Ints, speeds: Columns, products: Array) -> Beside:
 def _work(jobs: Columns, progress: Beside, estimates: Beside, like: Beside, model: Beside) -> Work:
     step = progress.floats("step", 0.0)
     most = first_known(progress.floats("total_steps"), floats(jobs["total_steps"]))
-    expected = estimates.floats("iterations")  # was fitted some steps ago
+    expected = estimates.floats("iterations")  # fitted some steps ago
     needed = np.where(expected < most, np.maximum(expected, step), most)
     own = first_known(progress.floats("seconds_per_step"), like.floats("pace"))
     pace, slowest = (first_known(own, model.floats(name)) for name in ("pace", "slowest"))

@@ -20,6 +20,7 @@ class Kind:
     LEASE_END = 5
     WAKE = 6
     IN_FORCE = 7
+    TRAINS = 8
 
 
 class Agenda:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from ...policies.contract import EXCLUSIVE, PACKED, Gpus, Phase
+from ...policies.contract import EXCLUSIVE, PACKED, SWITCHED, Gpus, Phase
 from ...policies.placement.cells import Free
 from ..scheduling.guards import Start
 from .agenda import Agenda, Kind
@@ -271,12 +271,24 @@ class Training:
             return
         partners = sorted(self._partners[number]) if number in self._partners else []
         done, kind = 1.0 - job.left / job.work, self._kinds.get(number, PACKED)
+        if partners and kind == SWITCHED:  # who starts, or saves its work, takes no turns
+            partners = [one for one in partners if self._takes_turns(self._table.of(one))]
+            if job.since > self._agenda.now:
+                self._agenda.put(job.since, Kind.TRAINS, number)
         if (together := self.merging.speed(number, job.gpus)) is not None:
             job.speed = together
         else:
             job.speed = self._truth.speed(number, job.gpus, partners, self._batch.get(number, 0), done, kind)
         self._agenda.put(job.since + job.left / job.speed if job.speed > 0 else math.inf, Kind.END, number)
         self.merging.follow(job)
+
+    def _takes_turns(self, job: Job) -> bool:
+        return job.phase == Phase.ACTIVE and job.since <= self._agenda.now
+
+    def begun(self, job: Job) -> None:
+        """It has started, and takes turns from now on."""
+        for other in sorted(self._partners.get(job.number, ())):
+            self._change_pace(self._table.of(other))
 
     def _change_pace(self, job: Job) -> None:
         if job.phase == Phase.ACTIVE:

@@ -13,7 +13,7 @@ from ...policies.contract import Bools, Floats, Ints, Jobs, Strings
 from ..scheduling.guards import Protection
 from .record_columns import Column
 from .table import Table
-from .truth import EARLY, errors_stay, unlearnt
+from .truth import EARLY_SHARE, errors_stay, unlearnt
 
 
 def _whole(column: int) -> Callable[[LiveJobs], Any]:
@@ -107,7 +107,7 @@ def _remaining_most(jobs: LiveJobs) -> Floats:
 
 def _uncertainty(jobs: LiveJobs) -> Floats:
     errors = jobs._table.options.errors
-    early = EARLY * jobs._unlearnt * (jobs._gap > 0) if jobs._table.has_gaps else np.zeros(len(jobs))
+    early = EARLY_SHARE * jobs._unlearnt * (jobs._gap > 0) if jobs._table.has_gaps else np.zeros(len(jobs))
     known: Floats = np.sqrt((errors.duration**2 + errors.gaussian**2) * jobs._mistaken + early**2)
     known[np.isnan(jobs._floats[Column.BELIEF])] = np.nan
     return known
@@ -165,6 +165,7 @@ _MAKE: Mapping[str, Callable[[LiveJobs], Any]] = {
     "backbone": _words(lambda table: table.workload.backbone),
     "share": _words(lambda table: table.workload.share),
     "begins": lambda jobs: None,  # everybody may
+    "kept": lambda jobs: None,  # everybody keeps all
     "_rows": _whole(Column.JOB),
     "_tiers": lambda jobs: jobs._table.tiers(),
     "_gap": _constant(lambda table: table.gap),

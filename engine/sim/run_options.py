@@ -32,7 +32,8 @@ class Costs:
         1.0  #: a job without a profile on more nodes than it needs takes so many times longer (Eqn 5.2's inter-node term)
     )
     packing_slowdown: float | None = None  #: jobs that share GPUs take so many times longer; None: what their profiles tell, else 1
-    turn: float = 0.0  #: from the end of a step until the next job has its turn, where equals take turns
+    turn: float = 0.0  #: from the end of a step until the next job has its turn, where jobs take turns
+    pause: float = 0.0  #: from when one of a higher priority wants its turn until the other has given it
     failures_per_gpu_hour: float = 0.0  #: mean failures of a running job per GPU-hour
     commit: float = 0.0  #: from a decision until it is in force; what happens meanwhile is decided on after that
 

@@ -133,7 +133,10 @@ class Simulation:
         self.unprofiled: list[int] = []  #: jobs that wait for a profiler, first come first
         self.events = self.decisions = 0
         #: by kind
-        self.handle = (self._end, self._stopped, self._fail, self._profiled, self._measured, self._lease_ends, self._wake, self._in_force)
+        self.handle = (
+            self._end, self._stopped, self._fail, self._profiled, self._measured, self._lease_ends, self._wake, self._in_force,
+            self._trains,
+        )  # fmt: skip
         self.plan_seconds = 0.0
         self.changed = self.acted = self.vacated = False
         self.fruitless = self.in_vain = 0
@@ -285,6 +288,9 @@ class Simulation:
         self.recorder.end(number, self.now)
         self.in_vain = 0
         self.changed = True
+
+    def _trains(self, number: int) -> None:
+        self.training.begun(self.table.of(number))
 
     def _stopped(self, number: int) -> None:
         job = self.table.of(number)

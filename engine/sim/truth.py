@@ -21,7 +21,7 @@ from .workload import Workload
 LEAST_NOISE = 0.05  #: normal noise is cut off here: nothing is believed to take no time
 #: Standard error of the logarithm of what the maximum of iterations says of a job that stops at a metric: 002 fig. 5.1 has it spare up to
 #: 22 % of them for the best metric and 31 % for 99 % of that; evenly up to either, the root of the mean of log(1 - spared)^2 is 0.17.
-EARLY = 0.17
+EARLY_SHARE = 0.17
 
 
 def beliefs(workload: Workload, errors: Errors, seed: int) -> Floats:
@@ -103,19 +103,41 @@ class Truth:
     def _turns(self, job: int, partners: list[int]) -> float:
         """Its speed of that alone where jobs take turns: who goes before has the GPU for as long as it computes, the others what is left.
 
-        Equals divide that evenly, none of them beyond what it can use; or they slow each other as was measured of the pair. Who goes
-        before computes for the part of the time in which it keeps a GPU busy alone; where that is not known, all the time.
+        Who goes before computes for the part of the time in which it keeps a GPU busy alone; where that is not known, all the time.
+        Equals have as many turns each, of a step of theirs, and none more than it has steps alone; where steps are not known, as much
+        time each; or they slow each other as was measured of the pair.
         """
-        rank = {one: self._rank(one) for one in (job, *partners)}
-        busy = {one: self._busy(one) for one in rank}
-        equals = [one for one in rank if rank[one] == rank[job]]
+        everyone = (job, *partners)
+        rank = {one: self._rank(one) for one in everyone}
         left = 1.0
-        for level in sorted({of for of in rank.values() if of > rank[job]}, reverse=True):
-            left -= sum(_even([busy[one] for one in rank if rank[one] == level], left))
-        if len(equals) == 2 and (measured := self._measured(self._workload.switched_slowdowns, job, next(iter(set(equals) - {job})))):
-            return max(left, 0.0) / measured
-        (share,) = (part for one, part in zip(equals, _even([busy[one] for one in equals], left), strict=True) if one == job)
-        return share / busy[job] * (self._between_turns(job) if len(equals) > 1 else 1.0)
+        for level in sorted({of for of in rank.values() if of >= rank[job]}, reverse=True):
+            equals = [one for one in everyone if rank[one] == level]
+            below = min(1.0, sum(self._busy(one) for one in everyone if rank[one] < level))
+            if level == rank[job] and len(equals) == 2:
+                measured = self._measured(self._workload.switched_slowdowns, job, next(iter(set(equals) - {job})))
+                if measured is not None:
+                    return max(left, 0.0) / measured
+            wanted, turns, slower = self._wanted(equals, below)
+            given = _divided(wanted, turns, left)
+            left -= sum(given)
+            if len(equals) == 1:  # after each of its steps the turn is handed down
+                left -= self._costs.turn / (self._step(equals[0]) * slower[0])
+        at = equals.index(job)
+        return given[at] / wanted[at] / slower[at]
+
+    def _wanted(self, equals: Sequence[int], below: float) -> tuple[list[float], list[float], list[float]]:
+        """Of jobs of one priority: the part of the time that each would use, what its turns weigh, how many times longer its steps are.
+
+        ``below``: part of the time in which those of lower priorities would compute alone.
+        """
+        busy, steps = [self._busy(one) for one in equals], [self._step(one) for one in equals]
+        if not all(map(math.isfinite, steps)):
+            return busy, [1.0] * len(equals), [1.0] * len(equals)
+        handed = self._costs.turn if len(equals) > 1 else 0.0
+        cycles = [step + self._costs.pause * below for step in steps]
+        turns = [part * step + handed for part, step in zip(busy, steps, strict=True)]
+        wanted = [turn / cycle for turn, cycle in zip(turns, cycles, strict=True)]
+        return wanted, turns, [cycle / step for cycle, step in zip(cycles, steps, strict=True)]
 
     def _rank(self, job: int) -> int:
         kind, priority = self._workload.kind, int(self._workload.priority[job])
@@ -126,11 +148,10 @@ class Truth:
         profile = self._profile(job)
         return 1.0 if profile is None or not profile.utilisation > 0 else min(profile.utilisation, 1.0)  # NaN is not greater
 
-    def _between_turns(self, job: int) -> float:
-        """Part of a cycle that is left where each step waits for a turn to be handed over."""
-        iterations = float(self._workload.iterations[job])
-        step = float(self._workload.duration[job]) / iterations if iterations > 0 else math.inf
-        return step / (step + self._costs.turn) if math.isfinite(step) and step > 0 else 1.0
+    def _step(self, job: int) -> float:
+        """Seconds of a step of it alone, inf: not known."""
+        iterations, duration = float(self._workload.iterations[job]), float(self._workload.duration[job])
+        return duration / iterations if iterations > 0 and duration > 0 else math.inf
 
     def _measured(self, slowdowns: Floats | None, job: int, partner: int) -> float | None:
         """How many times longer it was measured to take beside another one."""
@@ -178,12 +199,12 @@ class Truth:
         return float(np.random.default_rng([self._seed, 4 if profile else 2, job, attempt]).exponential(1.0 / rate))
 
 
-def _even(wanted: Sequence[float], whole: float) -> list[float]:
-    """``whole`` divided evenly among all, of whom none gets more than it wants."""
-    given, left = [0.0] * len(wanted), max(whole, 0.0)
-    for place, number in enumerate(sorted(range(len(wanted)), key=lambda one: wanted[one])):
-        given[number] = min(wanted[number], left / (len(wanted) - place))
-        left -= given[number]
+def _divided(wanted: Sequence[float], weights: Sequence[float], whole: float) -> list[float]:
+    """``whole`` divided among all by their weights; none gets more than it wants, and the others have what it leaves."""
+    given, left, weight = [0.0] * len(wanted), max(whole, 0.0), sum(weights)
+    for number in sorted(range(len(wanted)), key=lambda one: wanted[one] / weights[one]):
+        given[number] = min(wanted[number], left * weights[number] / weight)
+        left, weight = left - given[number], weight - weights[number]
     return given
 
 

@@ -23,6 +23,7 @@ Stage = Literal["decode", "augment", "batch"]  #: of a job's pipeline, whose wor
 #: params that are other numbers in the same operations, by the names that they go by
 _SAME_SPEED = frozenset({"seed", "lr", "learning_rate", "weight_decay"})
 _GROUP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
+REPLAY = "replay"  #: in place of a size of ``share.memory``
 FROM_JOB = "job:"  #: how ``weights`` begins that are those of a job
 #: params by which recipes call their backbone
 BACKBONES = ("model", "backbone")
@@ -130,9 +131,20 @@ class Share(Block, frozen=True, kw_only=True, forbid_unknown_fields=True):
     changes_speed: ClassVar[bool] = False  # speeds are those of a job that has its GPUs alone
 
     gpu: Literal["exclusive", "packed", "switched"] = "exclusive"  #: the kind of group (policies.contract) that it may be in
-    memory: Size | None = None  #: bytes that it takes of each shared GPU; None: ``gpu_memory``
+    #: bytes that it takes of each shared GPU; None: ``gpu_memory``; replay: that while it has the turn, and else what it keeps between its
+    #: steps, as it gives a step up for a higher priority and does it again
+    memory: Size | Literal["replay"] | None = None
     #: jobs of a user that name the same share their input: each batch is made by one of them
     input: str | None = None
+
+    @property
+    def replays(self) -> bool:
+        return self.memory == REPLAY
+
+    @property
+    def bytes(self) -> int | None:
+        """Of each shared GPU, where it says a size."""
+        return self.memory if isinstance(self.memory, int) else None
 
     def problems(self, spec: JobSpec, /) -> Iterator[tuple[str, str]]:
         if self.gpu == "switched" and (spec.gpus_min, spec.gpus_max) != (1, 1):
@@ -145,10 +157,26 @@ class Share(Block, frozen=True, kw_only=True, forbid_unknown_fields=True):
             yield "input", "is for trainings, which go through the same batches; remove it"
         if self.input is not None and spec.reuse is not None and spec.reuse.repeat > 1:
             yield "input", "cannot go with reuse, which draws each batch from a buffer of the job's own; remove one of them"
-        if self.memory and self.gpu == "exclusive":
+        if self.replays:
+            yield from _unfit_to_replay(self, spec)
+        elif self.memory and self.gpu == "exclusive":
             yield "memory", "is for a job that shares its GPUs; write gpu: packed beside it, or remove it"
-        if self.memory is not None and self.memory < spec.gpu_memory:
+        if self.bytes is not None and self.bytes < spec.gpu_memory:
             yield "memory", f"is less than gpu_memory, {spec.gpu_memory} bytes, which the job needs; raise one or lower the other"
+
+
+def _unfit_to_replay(share: Share, spec: JobSpec) -> Iterator[tuple[str, str]]:
+    what = "replay gives a step up for a job that goes before, "
+    if share.gpu != "switched":
+        yield "memory", what + "so it is for jobs that take turns; write gpu: switched beside it, or remove it"
+    if spec.command is not None:
+        yield "memory", what + "which Stoker cannot do to a command; remove it, or write an entrypoint"
+    if spec.memory is not None and spec.memory.cap is not None:
+        yield "memory", what + "which has moved weights already where parts are swapped; remove it, or memory.cap"
+    if spec.reuse is not None and spec.reuse.repeat > 1:
+        yield "memory", what + "whose samples are used up where they are reused; remove it, or reuse"
+    if spec.params.get("features") == "kept":
+        yield "memory", what + "and what is kept of features is not taken back; remove it, or params.features"
 
 
 class Memory(Block, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -175,8 +203,8 @@ class Memory(Block, frozen=True, kw_only=True, forbid_unknown_fields=True):
             yield "swap", "force needs a cap, such as cap: 600MiB"
         if self.cap is not None and 0 < spec.gpu_memory < self.cap:
             yield "cap", f"is more than gpu_memory, {spec.gpu_memory} bytes; lower it, or remove gpu_memory, for which the cap then stands"
-        if self.cap is not None and spec.share is not None and spec.share.memory is not None and spec.share.memory < self.cap:
-            yield "cap", f"is more than share.memory, {spec.share.memory} bytes; lower it, or raise share.memory"
+        if self.cap is not None and spec.share is not None and spec.share.bytes is not None and spec.share.bytes < self.cap:
+            yield "cap", f"is more than share.memory, {spec.share.bytes} bytes; lower it, or raise share.memory"
         if self.cap is not None and (spec.gpus_min, spec.gpus_max) != (1, 1):
             yield "cap", "a model is swapped on one GPU; write gpus: 1"
         if self.cap is not None and spec.params.get("features") == "kept":
@@ -360,7 +388,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     @property
     def memory_of_a_gpu(self) -> int:
         """Bytes, see `jobs.gpu_memory`: what it says that it takes of a GPU that it shares, else what it needs, or keeps to."""
-        return (self.share and self.share.memory) or self.gpu_memory or (self.memory and self.memory.cap) or 0
+        return (self.share and self.share.bytes) or self.gpu_memory or (self.memory and self.memory.cap) or 0
 
     @property
     def starts_from(self) -> str | None:

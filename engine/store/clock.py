@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ..identity import ahead_of_boot, boot_clock
 from .transaction import Transaction
 
-JUMP = 3.0  #: seconds by which the time of day has to differ from what the boot clock says: less is no jump
+CLOCK_JUMP_SECONDS = 3.0  #: seconds by which the time of day has to differ from what the boot clock says: less is no jump
 #: tables some of whose times move, in this order: what moves in one may depend on those after it
 MOVED = ("workers", "progress", "leases", "jobs", "tunings", "telemetry", "prices", "job_files")
 MOVED_WHOLE = ("waiting", "nodes", "gpus", "fork_servers", "schedules")
@@ -35,7 +35,7 @@ class Clock:
     def jump(self) -> float:
         """Seconds by which the time of day was set since, backwards if below 0; 0: it was not."""
         by = self._read() - self.ahead
-        return by if abs(by) >= JUMP else 0.0
+        return by if abs(by) >= CLOCK_JUMP_SECONDS else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,4 +70,4 @@ def set_since(known: tuple[str, float] | None, last: float, boot_id: str, clock:
     After a boot nobody knows how long the machine was off: all that is known is that no commit lies in the future.
     """
     by = clock.ahead - known[1] if known is not None and known[0] == boot_id else min(clock() - last, 0.0)
-    return by if abs(by) >= JUMP else 0.0
+    return by if abs(by) >= CLOCK_JUMP_SECONDS else 0.0

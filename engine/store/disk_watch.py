@@ -14,7 +14,7 @@ from .store import Store
 from .transaction import Transaction
 
 LOOKS = 10.0  #: seconds between looks
-ROOMY = 4  #: times the reserve, from which on there is room for checkpoints: the log is half of it at most, when one is made
+ROOM_FOR_CHECKPOINTS = 4  #: times the reserve, from which on there is room for checkpoints: the log is half of it at most, when one is made
 
 
 def named(store: Store, takers: Sequence[Taker]) -> list[dict[str, Any]]:
@@ -39,7 +39,7 @@ class DiskWatch:
             with contextlib.suppress(StokerError):
                 self._store.write(_nothing, None)  # it may be a while until somebody else finds out that there is room again
         now = room(self._home)
-        self._store.spare_checkpoints(now.free < ROOMY * self._reserve.wanted)
+        self._store.spare_checkpoints(now.free < ROOM_FOR_CHECKPOINTS * self._reserve.wanted)
         still = self._state == "full" and now.state != "enough" and not self._reserve.whole
         state: State = "full" if self._store.refused or still else now.state
         if state == self._state:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..disk_room import NEEDED, room
+from ..disk_room import BLOCK_BYTES, room
 from ..errors import NoRoom, StokerError, StoreError, UsageError
 from . import migrate
 from .acknowledged import BAD_LOG, Acknowledged, Mark, accept, open_checked
@@ -38,7 +38,7 @@ P = TypeVar("P")
 R = TypeVar("R")
 Command = Callable[[Transaction, Sequence[P]], Sequence[R | StokerError]]
 
-POLITE = 2.0  #: seconds for which readers are waited for when another file takes the database's place; then they are interrupted
+READER_PATIENCE = 2.0  #: seconds for which readers are waited for when another file takes the database's place; then they are interrupted
 INTERRUPTED_WITHIN = 0.3  #: seconds in which queries end when the database is closed; those that do not are left
 MAX_BATCH = 512  #: requests in one transaction
 _FULL = ("No space left", "Out of disk space", "not enough disk space")  #: in errors of DuckDB and the system
@@ -271,7 +271,7 @@ class Store:
 
         def work(con: duckdb.DuckDBPyConnection) -> None:
             fresh = make(con)
-            with self._readers.paused(polite=POLITE):  # a report may read for minutes, and nothing is scheduled meanwhile
+            with self._readers.paused(polite=READER_PATIENCE):  # a report may read for minutes, and nothing is scheduled meanwhile
                 con.execute("CHECKPOINT")
                 con.close()
                 try:
@@ -485,7 +485,7 @@ def _opened(
         raise _refusal(error, path) from error
     try:
         # On a full disk the reserve has room for the log, not for a checkpoint, whose failure would cost the connection.
-        full = room(path.parent).state == "full" and reserve is not None and reserve.give(_log_of(path), NEEDED)
+        full = room(path.parent).state == "full" and reserve is not None and reserve.give(_log_of(path), BLOCK_BYTES)
         _upgrade(con, path, backups)
         self_check(con)
         if not full:
@@ -571,7 +571,7 @@ def _upgrade(con: duckdb.DuckDBPyConnection, path: Path, backups: Path | None) -
 def require_room(path: Path) -> None:
     """OSError where the next commits could not be stored. An opening that has nothing to write would not notice."""
     with tempfile.TemporaryFile(dir=path.parent) as file:
-        os.posix_fallocate(file.fileno(), 0, NEEDED)
+        os.posix_fallocate(file.fileno(), 0, BLOCK_BYTES)
 
 
 def self_check(con: duckdb.DuckDBPyConnection) -> None:

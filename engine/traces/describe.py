@@ -16,7 +16,7 @@ from .periods import HOUR, MOST_BUCKETS, Arrivals, arrivals
 from .trace import Trace, TraceJob
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
-OFTEN = 10  #: 002 ch. 6.2.1 counts the jobs that repeat more than so many times
+REPEATED_OFTEN = 10  #: 002 ch. 6.2.1 counts the jobs that repeat more than so many times
 UNNAMED = "(none)"
 _CDF_POINTS = 200
 
@@ -72,8 +72,8 @@ class Recurrence:
 
     @property
     def often(self) -> float | None:
-        """Share of these jobs whose task has more than OFTEN jobs."""
-        return float((self.sizes > OFTEN).mean()) if self.jobs else None
+        """Share of these jobs whose task has more than REPEATED_OFTEN jobs."""
+        return float((self.sizes > REPEATED_OFTEN).mean()) if self.jobs else None
 
 
 #: What two jobs of the same task have in common, the first that the trace tells (002 ch. 6.2.1: "training for the same model").

@@ -13,7 +13,7 @@ HOUR = 3600.0
 MOST_BUCKETS = 50_000
 MOST_COMPONENTS = 8  #: of the periodic part
 FALSE_ALARM = 0.01  #: how likely a period is found in arrivals that have none
-LONGEST = 8 * 86_400.0  #: seconds; what changes more slowly than by the week is how a cluster grows and empties, not what people repeat
+LONGEST_PERIOD = 8 * 86_400.0  #: seconds: a slower change is the growth of a cluster, not a habit of people
 _LEAST_BUCKETS = 12
 _LEAST_CYCLES = 2  #: what was not seen twice is no period
 _PADDING = 8  #: spectrum points a bin
@@ -41,8 +41,8 @@ def arrivals(submitted: Floats) -> Arrivals:
     counts = np.bincount(((submitted - start) // bucket).astype(np.int64)).astype(np.float64)
     # The last bucket is a full one only by chance, and would be seen as a fall.
     whole = counts[:-1] if len(counts) > _LEAST_BUCKETS else counts
-    period = dominating_period(whole, LONGEST / bucket)
-    periodic, components = periodic_part(counts, cycles(len(whole), period), LONGEST / bucket)
+    period = dominating_period(whole, LONGEST_PERIOD / bucket)
+    periodic, components = periodic_part(counts, cycles(len(whole), period), LONGEST_PERIOD / bucket)
     bursty = counts - periodic
     share = max(0.0, 1 - float(np.var(bursty) / np.var(counts))) if components else 0.0
     return Arrivals(

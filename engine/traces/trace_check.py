@@ -11,7 +11,7 @@ from .trace import DEMANDS, TraceJob
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 FILE_ENDINGS = (".csv", ".gz", ".json", ".trace")
-MOST = 1e11  #: seconds: three thousand years
+LONGEST_SECONDS = 1e11  #: seconds: three thousand years
 MOST_ITERATIONS = 1e15
 _NO_SECONDS = "{}: must be a number of seconds from 0 to 1e11"
 
@@ -37,9 +37,9 @@ def check_jobs(jobs: Sequence[TraceJob], after: float = 0.0) -> float:
 
 def wrong(job: TraceJob) -> str:
     """What is wrong with a job, '' when nothing is."""
-    if not 0 <= job.submitted <= MOST:
+    if not 0 <= job.submitted <= LONGEST_SECONDS:
         return _NO_SECONDS.format("submitted")
-    if not 0 <= job.duration <= MOST:
+    if not 0 <= job.duration <= LONGEST_SECONDS:
         return _NO_SECONDS.format("duration")
     if not 1 <= job.gpus_min <= SMALL:
         return "gpus_min: must be at least 1"
@@ -51,7 +51,7 @@ def wrong(job: TraceJob) -> str:
         return "batch_size: is out of range"
     if not (job.iterations is None or 0 <= job.iterations <= MOST_ITERATIONS):
         return f"iterations: must be a number from 0 to {MOST_ITERATIONS:g}"
-    if not (job.estimate is None or 0 <= job.estimate <= MOST):
+    if not (job.estimate is None or 0 <= job.estimate <= LONGEST_SECONDS):
         return _NO_SECONDS.format("estimate")
     return _wrong_words(job) or _wrong_deadlines(job)
 
@@ -77,8 +77,8 @@ def _wrong_deadlines(job: TraceJob) -> str:
         return f"deadlines: a {job.demand} job has {len(job.deadlines)}"
     if not job.deadlines:
         return ""
-    if not all(0 <= deadline <= MOST for deadline in job.deadlines) or list(job.deadlines) != sorted(job.deadlines):
-        return f"deadlines: must be numbers of seconds from the submission, at most {MOST:g}, earliest first"
+    if not all(0 <= deadline <= LONGEST_SECONDS for deadline in job.deadlines) or list(job.deadlines) != sorted(job.deadlines):
+        return f"deadlines: must be numbers of seconds from the submission, at most {LONGEST_SECONDS:g}, earliest first"
     if not all(0 <= reward <= 100 for reward in job.rewards):
         return "rewards: must be 0 to 100"
     return ""

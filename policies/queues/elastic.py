@@ -319,7 +319,7 @@ class Division:
     rejected: Sequence[int] = ()  #: jobs of ``order`` whose deadline is given up
 
 
-ROUND = "round"  #: the key of a policy's memory under which `in_round` finds what `begin` has put there
+ROUND_KEY = "round"  #: the key of a policy's memory under which `in_round` finds what `begin` has put there
 
 
 def in_round(view: View, seconds: float) -> Plan | None:
@@ -330,7 +330,7 @@ def in_round(view: View, seconds: float) -> Plan | None:
     half-way. Nothing is lost with the policy's memory: a round then begins early. Rounds of 0 s last
     until what they stop has stopped.
     """
-    standing = (view.memory or {}).get(ROUND)
+    standing = (view.memory or {}).get(ROUND_KEY)
     if standing is None or view.now < standing["began"]:
         return None
     # A multiple of the length may come out a last digit too low.
@@ -352,7 +352,7 @@ def _is_half_way(view: View, standing: Mapping[str, Any]) -> bool:
 def begin(pool: Pool, division: Division, **memory: Any) -> Plan:
     """The plan of a division with which a round begins. ``memory``: what else the policy keeps in mind."""
     standing = {"began": pool.view.now, **_to_json(division, pool.view.gpus)}
-    return replace(decide(pool, division), memory={ROUND: standing, **memory})
+    return replace(decide(pool, division), memory={ROUND_KEY: standing, **memory})
 
 
 def _to_json(division: Division, gpus: Gpus) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import numpy as np
 from ..contract import Bools, Floats, Ints, Jobs, Memory, Phase
 from .levels import AT_ONCE, Standing, ranks_of
 
-MOST = 50_000  #: jobs that are kept, the first of the highest queues: of the longest numbers they are less than 1 MiB
+MOST_LISTED_JOBS = 50_000  #: jobs that are kept, the first of the highest queues: of the longest numbers they are less than 1 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class QueueLists:
         """What is to be kept where ``runs`` run after the decision; ``before`` itself where nothing is new."""
         if jobs.protected is not None:
             runs = runs & ~(jobs.protected & ~order.settled & (jobs.phase == Phase.ACTIVE))
-        rows = np.argsort(standing.queue + 0.5 * (~runs + order.at))[:MOST]
+        rows = np.argsort(standing.queue + 0.5 * (~runs + order.at))[:MOST_LISTED_JOBS]
         now = Kept(jobs.id[rows], standing.queue[rows], runs[rows])
         kept, same_rule = self._kept(before)
         if same_rule and now.same(kept):
@@ -134,7 +134,7 @@ def _numbers(text: str) -> list[int]:
     for part in text.split():
         first, _, last = part.partition("-")
         span = range(int(first), int(last or first) + 1)
-        if len(jobs) + len(span) > MOST:
+        if len(jobs) + len(span) > MOST_LISTED_JOBS:
             raise ValueError
         jobs.extend(span)
     return jobs
@@ -149,7 +149,7 @@ def _read(texts: Any) -> Kept:
         for number, text in enumerate(texts if isinstance(texts, list) else ()):
             for which, part in zip((True, False), text.split("|"), strict=True):
                 found = _numbers(part)
-                if len(jobs) + len(found) > MOST:
+                if len(jobs) + len(found) > MOST_LISTED_JOBS:
                     return NOTHING
                 jobs += found
                 queue += [number] * len(found)

@@ -18,7 +18,7 @@ from .solver.patterns import patterns
 from .solver.problem import Problem, from_level
 
 #: How many times longer a job takes on more nodes than it needs where that makes no difference: a hair, so that fewer are preferred.
-ALIKE = 1.0 + 1e-9
+EQUAL_FACTOR = 1.0 + 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ class _Modelling:
         apart = self._held_apart()
         expired = self.standing.expired[self.rows]
         compact = ~(expired & apart)  # who is renewed stays where it is, at whatever speed
-        slower = np.where(expired & apart & np.isinf(slower), ALIKE, slower)
+        slower = np.where(expired & apart & np.isinf(slower), EQUAL_FACTOR, slower)
         scattered = np.isfinite(slower) & ~(expired & ~apart)
         start = np.concatenate([[0], np.cumsum(compact.astype(np.int64) + scattered)])
         cells = np.zeros((start[-1], levels), dtype=np.int64)
@@ -219,7 +219,7 @@ class _Modelling:
         throughput = self.view.profiles[profile].throughput
         if throughput is None:
             return np.inf
-        return max(throughput.consolidated(n, self.grid.largest(None)) / throughput.rate(n, spread=True), ALIKE)
+        return max(throughput.consolidated(n, self.grid.largest(None)) / throughput.rate(n, spread=True), EQUAL_FACTOR)
 
     def _worth_of_staying(self) -> Floats:
         """A suspension throws away its overhead: as a share of a lease, of the reward that such a lease earns without a deadline."""

@@ -22,11 +22,11 @@ from .roles import AT_ONCE, Role, Roles, best_effort_reward, profiling_reward
 from .room import movers, shares
 from .settings import STATIC, UniSchedConfig
 
-STARTS = Reason("starting", "is chosen to run; starts when enough GPUs are free together")
+STARTING_REASON = Reason("starting", "is chosen to run; starts when enough GPUs are free together")
 PLANNED = Reason("planned", "is planned for a later lease: its deadline can still be met, and until then others gain more by the GPUs")
 NEXT_CYCLE = Reason("next-cycle", "waits for the next cycle, in which leases are given anew; until then no GPUs are left over")
 CROWDED = Reason("crowded", "its deadline cannot be met beside those that earn more; runs as soon as GPUs are left over")
-LOST = Reason("late", "can no longer end by its deadline; it counts for no more than a best-effort job")
+LATE_REASON = Reason("late", "can no longer end by its deadline; it counts for no more than a best-effort job")
 OUTWEIGHED = Reason("outweighed", "could meet its deadline, but for that others would wait longer than it is worth; runs after them")
 PROFILER = Reason("profiling", "waits to be profiled; all GPUs for that are taken")
 
@@ -248,7 +248,7 @@ class _Placing:
             [~fits, chosen, planned & slo, role == Role.PROFILER, slo & refused, slo, self.roles.lost[rows], self.roles.outweighed[rows]],
             range(8),
         )
-        of_code = (STARTS, PLANNED, PROFILER, CROWDED, NEXT_CYCLE, LOST, OUTWEIGHED)
+        of_code = (STARTING_REASON, PLANNED, PROFILER, CROWDED, NEXT_CYCLE, LATE_REASON, OUTWEIGHED)
         told = [(reason, rows[why == code]) for code, reason in enumerate(of_code, 1)]
         plain = lacking(self.view, rows[why == 0], self.main)
         return [*(Waiting(reason, jobs.id[members]) for reason, members in told if len(members)), *plain]

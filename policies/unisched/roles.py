@@ -14,9 +14,9 @@ from ..queues.laxity import has_deadline, next_deadline, reward
 from .settings import MAXIMUM, UniSchedConfig
 
 AT_ONCE = 1e-6  #: seconds within which two moments are one, for the rounding of sums of lease lengths
-UNLIKELY = 0.05  #: a deadline that is less likely than this is given up
+LEAST_CHANCE = 0.05  #: a deadline that is less likely than this is given up
 #: Leases that a crowd lasts. With 1 and soft deadlines jobs waited for hours to be profiled, and met none; 4 and far more do as well.
-CROWD = 4
+CROWD_LEASES = 4
 HOUR = 3600.0
 BEST_EFFORT_MOST = 0.99  #: of any best-effort job's reward: profiling comes before all of them
 
@@ -52,7 +52,7 @@ def roles_of(view: View, config: UniSchedConfig) -> Roles:
         overhead = np.maximum(np.nan_to_num(jobs.overhead, nan=config.overhead), 0.0)
     # The deadline can be met if it runs without a pause from now on; whether it will is the optimum's to say.
     chance = _chance(jobs, slo, left, view.now, config)
-    alive = chance >= UNLIKELY
+    alive = chance >= LEAST_CHANCE
     room = jobs.deadline - view.now
     left = np.where(alive & (left > room + AT_ONCE), room - AT_ONCE, left)  # it must not pause any more
     toll = _toll(view, slo, left, config)
@@ -116,12 +116,12 @@ def profiling_reward(view: View, config: UniSchedConfig) -> Floats:
     """What a profiling run of each job is worth: 1, or what a job with a deadline is expected to lose by waiting on.
 
     5.3.3.2 gives all of them 1, so that none is profiled while deadlines can use the GPUs, and leaves it to users to ask for more. But
-    a job with a deadline loses its slack while it waits to be profiled. The wait is ``CROWD`` leases: who is outbid for this one will be
-    for the next ones, too.
+    a job with a deadline loses its slack while it waits to be profiled. The wait is ``CROWD_LEASES`` leases: a run
+    that is outbid for this lease will be outbid for the next ones too.
     """
     worth = np.ones(len(view.jobs))
     if config.urgent_profiling:
-        worth = np.maximum(worth, reward(view.jobs, view.now) * loses_its_slack(view, CROWD * config.be_lease))
+        worth = np.maximum(worth, reward(view.jobs, view.now) * loses_its_slack(view, CROWD_LEASES * config.be_lease))
     return worth
 
 

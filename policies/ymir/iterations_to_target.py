@@ -10,8 +10,8 @@ import numpy as np
 
 from ..arrays import Floats
 
-CONVERGED = 1e-3  #: of the normalised loss in one step (Eqn 3.5)
-MOST = 10_000  #: steps that are looked ahead
+CONVERGED_DECREASE = 1e-3  #: of the normalised loss in one step (Eqn 3.5)
+MOST_STEPS_AHEAD = 10_000  #: steps that are looked ahead
 _ROUNDS, _POINTS = 5, 41  #: of the search for the loss that is left at the end
 
 
@@ -72,15 +72,15 @@ def _fitted(k: Floats, loss: Floats, b0: float) -> tuple[float, LossCurve]:
     return best
 
 
-def iterations(curve: LossCurve, most: int = MOST) -> int:
+def iterations(curve: LossCurve, most: int = MOST_STEPS_AHEAD) -> int:
     """K of Eqn 3.5: the smallest k from 1 on with L(k) - L(k + 1) <= 0.001; ``most`` where there is none before."""
     with np.errstate(divide="ignore"):
         losses = curve(np.arange(1, most + 2, dtype=np.float64))
-    slow = np.flatnonzero(losses[:-1] - losses[1:] <= CONVERGED)
+    slow = np.flatnonzero(losses[:-1] - losses[1:] <= CONVERGED_DECREASE)
     return int(slow[0]) + 1 if len(slow) else most
 
 
-def temporal_iterations(second: LossCurve, gain: float, most: int = MOST) -> int:
+def temporal_iterations(second: LossCurve, gain: float, most: int = MOST_STEPS_AHEAD) -> int:
     """K of the second job of a temporal pair: Eqn 3.5 of L_{A,B}. (The text has L_B there, which would know nothing of the first.)"""
     return iterations(second.with_gain(gain), most)
 

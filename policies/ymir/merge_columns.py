@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 TEMPORAL, SPATIAL = "temporal", "spatial"
-SHORT = 1.0  #: seconds: no job counts as shorter, or the slowdown by its start would make it wait for ever
+LEAST_DURATION = 1.0  #: seconds: no job counts as shorter, or the slowdown by its start would make it wait for ever
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def columns_of(kinds: Sequence[Kind], merges: Iterable[Merge], gpus: int, share:
 
 def _alone(number: int, kind: Kind, gpus: int, share: int, costs: Costs) -> Iterator[Column]:
     """Eqn 3.9, the first sum of 3.10, turned the right way round: as printed its least is reached when nobody has GPUs."""
-    fair = max(at_most(kind.seconds, share * kind.tasks), SHORT)
+    fair = max(at_most(kind.seconds, share * kind.tasks), LEAST_DURATION)
     for n, seconds in sorted(kind.seconds.items()):
         if n <= gpus:
             takes = seconds + (0.0 if n == kind.held else costs.switch)
@@ -112,7 +112,7 @@ def _merged(merge: Merge, kinds: Sequence[Kind], gpus: int, share: int, costs: C
     last = {n: max(ends) for n, ends in merge.ends.items()}
     if one.task == two.task or not last:
         return
-    fair = max(at_most(last, 2 * share), SHORT)
+    fair = max(at_most(last, 2 * share), LEAST_DURATION)
     for n, ends in sorted(merge.ends.items()):
         alone = at_most(one.seconds, n), at_most(two.seconds, n)
         weight = temporal_weight(*alone, ends[1] - ends[0]) if merge.mode == TEMPORAL else spatial_weight(*alone, ends)

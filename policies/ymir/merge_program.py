@@ -15,7 +15,7 @@ from typing import Any
 
 from .merge_columns import Column, Kind
 
-MANY = 3000  #: columns; of more, those with the least reduced cost
+MOST_COLUMNS = 3000  #: columns; of more, those with the least reduced cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,13 @@ def solve(kinds: Sequence[Kind], columns: Sequence[Column], gpus: int, *, gap: f
     if not kinds:
         return Merging([0] * len(columns), 0.0, 0.0)
     kept, bound = list(range(len(columns))), -math.inf
-    if len(columns) > MANY:
+    if len(columns) > MOST_COLUMNS:
         relaxed = _reduced_costs(kinds, columns, gpus)
         if relaxed is None:
             return None
         reduced, bound = relaxed
         always = [number for number in kept if len(columns[number].kinds) == 1]
-        kept = sorted({*always, *sorted(kept, key=lambda number: reduced[number])[:MANY]})
+        kept = sorted({*always, *sorted(kept, key=lambda number: reduced[number])[:MOST_COLUMNS]})
     solver, variables = _model("SCIP", kinds, [columns[number] for number in kept], gpus, whole=True)
     found = _solved(solver, gap, seconds)
     if not found:

@@ -9,7 +9,7 @@ from typing import Any
 from ..contract import Memory, Phase, Reason, View
 from .merge_columns import SPATIAL, TEMPORAL
 
-KEY = "merges"  #: of the policy's memory
+MEMORY_KEY = "merges"  #: of the policy's memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def to_json(merges: Merges) -> dict[str, Any]:
 
 
 def of_memory(memory: Memory) -> Merges:
-    kept = (memory or {}).get(KEY)
+    kept = (memory or {}).get(MEMORY_KEY)
     if kept is None:
         return Merges()
     return Merges({first: (second, mode) for first, second, mode in kept["pairs"]}, dict(kept["begins"]), dict(kept["joined"]))

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..contract import Memory, Phase, Plan, View, Waiting, tunable
 from ..keys import check_round
-from ..queues.elastic import ROUND, Curves, Division, Pool, begin, decide, divide, in_round, pack
+from ..queues.elastic import ROUND_KEY, Curves, Division, Pool, begin, decide, divide, in_round, pack
 from ..queues.elastic import start as start_least
 from ..queues.later import Later
 from . import merges as kept
@@ -130,7 +130,7 @@ class Ymir:
         seconds = merges.seconds()
         merged = [Waiting(kept.why(merges.pairs[first][1], first), [second]) for second, first in seconds.items()]
         waiting = plan.waiting
-        memory = {**(plan.memory or {}), kept.KEY: kept.to_json(merges), **({_NEXT: coming} if coming is not None else {})}
+        memory = {**(plan.memory or {}), kept.MEMORY_KEY: kept.to_json(merges), **({_NEXT: coming} if coming is not None else {})}
         return replace(
             plan,
             allocations=allocations,
@@ -156,18 +156,18 @@ def _nothing(pool: Pool) -> Division:
 
 def _handed_over(view: View, merges: kept.Merges) -> Memory:
     """The memory, in whose division the second of a pair has the GPUs of the first, which has ended."""
-    standing = (view.memory or {}).get(ROUND)
+    standing = (view.memory or {}).get(ROUND_KEY)
     if standing is None or not merges.follows:
         return view.memory
     heir = {first: second for second, first in merges.follows.items()}
     given = [[heir.get(job, job), gpus] for job, gpus in standing["given"]]
     order = [heir.get(job, job) for job in standing["order"] if job not in merges.follows]
-    return {**(view.memory or {}), ROUND: {**standing, "given": given, "order": order}}
+    return {**(view.memory or {}), ROUND_KEY: {**standing, "given": given, "order": order}}
 
 
 def _places(view: View, merges: kept.Merges) -> Mapping[int, tuple[int, ...]]:
     """GPUs of the first job of a pair, which has just ended: they are the second's if it keeps to as many."""
-    standing = (view.memory or {}).get(ROUND)
+    standing = (view.memory or {}).get(ROUND_KEY)
     if standing is None or not merges.follows:
         return {}
     row_of = {name: row for row, name in enumerate(view.gpus.id.tolist())}

@@ -61,11 +61,8 @@ def find(backbone: str) -> HubDirectory:
         return HubDirectory(backbone, path)
     if (found := _cached(backbone) or _fetched(backbone)) is not None:
         return HubDirectory(backbone, found)
-    there = (
-        "was fetched in part only"
-        if _is_unfinished(backbone)
-        else f"is neither a directory nor a model in Hugging Face's cache, {_cache()}"
-    )
+    lacking = f"is neither a directory nor a model in Hugging Face's cache, {_cache()}"
+    there = "was fetched in part only" if (_folder(backbone) / _UNFINISHED).exists() else lacking
     raise UsageError(f"backbone: {backbone} {there}; nothing is fetched unless config.toml has [backbones] with download = true")
 
 

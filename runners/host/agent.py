@@ -1,14 +1,14 @@
-"""The agent of a node: makes the leases of this host what the daemon wants them to be, and reports what becomes of them.
+"""The agent of a node: starts and stops the leases of this host as the daemon wants, and reports what they do.
 
     python -m stoker.runners.host.agent --home DIR --node NAME [--slots N] [--pool default]
 
 It keeps no state of its own: leases lie in their run directories, each watched by a supervisor that outlives the agent. So
-`kill -9` of an agent costs nothing, and the next one of the same node adopts what runs.
+`kill -9` of an agent costs no work: the next agent of the node adopts the running leases.
 
-- Each poll names ALL leases of the node. What is missing here is started, what is marked is stopped, what is not listed is
-  killed: it has been fenced off, and its GPUs may be somebody else's.
-- No daemon: workers go on, reports stay in their files, and the agent tries again, with pauses that grow.
-- Another agent has taken the node: this one leaves, and touches no worker.
+- Each poll names ALL leases of the node. Leases that are missing here are started, marked ones are stopped. A lease that is not
+  listed is killed: it has been fenced off, and its GPUs may belong to another one.
+- The daemon is down: workers go on, reports stay in their files, and the agent tries again, with growing pauses.
+- Another agent has taken the node: this one leaves its workers alone and exits.
 - SIGTERM or SIGINT: the agent leaves, workers go on. Only the daemon ends jobs; where it wants the runner's jobs ended first
   (`stoker down`, drain), it marks them and sends shutdown 'stop'. Under systemd the unit needs KillMode=process.
 """
@@ -40,6 +40,7 @@ from ...engine.protocol import ENV_PILOT, NODE, NODE_FORM, VERSION, Assignment, 
 from ...engine.streams import steady_stderr
 from ..backbones.hub_directory import ENV_DOWNLOAD
 from ..handover.handover import Handover
+from ..handover.passed_requests import RequestPasser
 from ..kept_files import kept_files
 from ..lease import processes
 from ..lease.endings import SMALLER
@@ -50,8 +51,7 @@ from ..network.probe import own_place, shared_place
 from ..old_files import KEEP_LOGS, KEEP_REPORTS, clean, keep_snapshots
 from ..runner_lock import held_lock
 from ..share.input_groups import InputGroups
-from ..share.slot_turns import SlotTurns, Taking
-from ..warm.server_names import place_of
+from ..share.slot_turns import SlotTurns, Taking, memory_together
 from ..warm.warm_starts import WarmStarts
 from .divided_cores import DividedCores, Pins
 from .gpus import Devices, find
@@ -66,32 +66,32 @@ from .telemetry import Telemetry, Worker
 log = logging.getLogger("stoker.runner")
 
 _BUSY = 0.2  #: seconds between looks at the files of live leases
-_STARTING = 0.02  #: while a supervisor is about to register
-_IDLE = 30.0  #: nothing runs: only messages and this clock wake us
-_SETTLE = 5.0  #: seconds that a GPU gets to give back the memory of a process that has ended
-_LAST_WORDS = 10.0  #: seconds before its time is up at which a runner begins to leave, besides the grace of its jobs
-_LAST_LOGS = 10.0  #: seconds that a runner which leaves takes at most to send the ends of logs
-_CLEAN = 600.0  #: seconds between looks for old directories
+_STARTING = 0.02  #: seconds between looks while a supervisor is about to register
+_IDLE = 30.0  #: seconds between looks while nothing runs; messages wake us sooner
+_SETTLE = 5.0  #: seconds for the driver to free the memory of a process that has ended
+_LAST_WORDS = 10.0  #: seconds before its deadline at which a runner begins to leave, besides the grace of its jobs
+_LAST_LOGS = 10.0  #: seconds at most for which a leaving runner sends the ends of logs
+_CLEAN = 600.0  #: seconds between removals of old directories
 _FENCED = "fenced"
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What an agent is told at its start."""
+    """Options of an agent, fixed at its start."""
 
     home: Path
     node: str
     pool: str = "default"
-    address: str = LOOPBACK  #: at which ranks on other nodes reach this one
-    keep_reports: float = KEEP_REPORTS  #: seconds after the end of a lease for which its raw reports are kept
+    address: str = LOOPBACK  #: where ranks on other nodes reach this one
+    keep_reports: float = KEEP_REPORTS  #: seconds for which raw reports are kept after a lease
     keep_logs: float = KEEP_LOGS
-    hand_back: bool = False  #: told to leave it stops its jobs first
-    until: float | None = None  #: when it does so by itself (boot clock of the host), so that its jobs have left by then
-    warm: Literal["auto", "off"] | None = None  #: auto: jobs of recipes and entrypoints start by fork; None: as the daemon says
+    hand_back: bool = False  #: when told to leave, it stops its jobs first
+    until: float | None = None  #: deadline by which its jobs must have left (boot clock of the host); it leaves early enough by itself
+    warm: Literal["auto", "off"] | None = None  #: auto: recipes and entrypoints start by fork; None: as the daemon says
 
 
 class Agent:
-    """One per node. ``client`` makes a connection to the daemon; the agent makes one for polls and one for reports."""
+    """One per node. ``client`` connects to the daemon: once for polls, once for reports."""
 
     def __init__(self, options: Options, client: Callable[[], Client], devices: Devices):
         self.options, self._client, self.devices = options, client, devices
@@ -104,7 +104,7 @@ class Agent:
         self._cores = DividedCores(pinned=self._pins.of)
         self._turns = SlotTurns(devices, options.home)
         self._inputs = InputGroups(options.home)
-        self.warm = WarmStarts(False, handed_on(os.environ), place_of(options.home, options.node))
+        self.warm = WarmStarts(False, handed_on(os.environ))
         self._servers_told: list[ForkServer] = []
         self._files_told: list[JobFiles] | None = None
         self._sample_at = self._clean_at = self._check_at = 0.0
@@ -113,17 +113,16 @@ class Agent:
         self._logs: LogSender | None = None
         self._handover: Handover | None = None
         self._heard = Heard(Home(options.home).runner_lock(options.node).with_suffix(".heard"))
-        self._greeted_at = 0.0  #: boot clock, when it was last said who is here
-        self._closed: list[RunDir] = []  #: leases of the last day whose end was told before this agent began
+        self._greeted_at = 0.0  #: boot clock at the last registration
+        self._closed: list[RunDir] = []  #: leases of the last day whose ends an earlier agent reported
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Until told to leave. Raises StokerError when another agent has this node, or the daemon turns us away."""
+        """Run until told to leave. Raises StokerError when another agent has this node, or the daemon refuses us."""
         with held_lock(Home(self.options.home), self.options.node), contextlib.closing(self.warm):
             self._load()
-            self.warm.adopt()  # at once: they do not wait long
             welcome = greet(self._client(), self._hello, self._wait_to_greet)
             if welcome is None:
                 return
@@ -131,7 +130,7 @@ class Agent:
             self.warm.limit = welcome.warm_memory * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
             self._turns.kind = welcome.turn
             self._inputs.share = welcome.input_memory
-            os.environ[ENV_DOWNLOAD] = str(int(welcome.download))  # which jobs inherit
+            os.environ[ENV_DOWNLOAD] = str(int(welcome.download))  # jobs inherit it
             self.warm.enabled = (self.options.warm or welcome.warm) == "auto"
             if not self.warm.enabled:
                 self.warm.close()
@@ -139,13 +138,14 @@ class Agent:
             outbox = Outbox(self._client(), self.options.node, welcome.session, self._heard.renew)
             if welcome.shared is not None:
                 outbox.place = shared_place(welcome.shared)
-                while not outbox.flush(()):  # before the first lease: it says where that one's checkpoints lie
+                while not outbox.flush(()):  # before the first lease, whose checkpoints lie at the place that is told
                     if not self._wait_to_greet(0.2):
                         return
             logs = self._logs = LogSender(self._client(), self.options.home, self.options.node, welcome.session, keep=welcome.keeps_logs)
-            for directory in self._closed:  # ended under an agent that may not have sent their logs
+            for directory in self._closed:  # the agent under which they ended may not have sent their logs
                 logs.ended(directory)
-            poller = Poller(self._client(), self.options.node, welcome, self.wake, logs.want, self._heard.renew)
+            passer = RequestPasser(self._client(), self.options.home, self.options.node, welcome.session)
+            poller = Poller(self._client(), self.options.node, welcome, self.wake, logs.want, passer.want, self._heard.renew)
             self._handover = Handover(self._client, self.options.home, self.options.node, welcome.session, self.wake)
             self._handover.start()
             logs.start()
@@ -159,9 +159,9 @@ class Agent:
             self._say_goodbye(outbox)
 
     def leave(self) -> None:
-        """Leave soon; workers go on. Safe in a signal handler, where a lock that its thread holds would never be had.
+        """Leave soon; workers go on. Safe in a signal handler: it takes no lock, which the interrupted thread might hold.
 
-        With ``hand_back`` jobs are stopped first, each with its grace, as the node will be taken away; told again it goes on with that.
+        With ``hand_back`` jobs are stopped first, each with its grace, as the node will be taken away; a second call changes nothing.
         """
         if self.options.hand_back and not self.handed_back:
             self.handed_back = True
@@ -171,17 +171,17 @@ class Agent:
 
     @property
     def fences(self) -> bool:
-        """Its jobs stop while the daemon is not heard: that has declared it dead, and no person has to start it again."""
+        """Whether its jobs stop when the daemon is not heard for long; then it may begin anew by itself after it was declared dead."""
         return self._heard.after is not None
 
     def wake(self) -> None:
         try:
             os.write(self._wake_write, b".")
         except BlockingIOError:
-            pass  # it will wake anyway
+            pass  # the pipe is full: it will wake anyway
 
     def _wait(self, seconds: float, *descriptors: int) -> None:
-        """Until somebody wakes us, one of the descriptors is readable, or the time is over."""
+        """Wait until `wake` is called, a descriptor is readable, or the time is over."""
         poll = select.poll()
         for descriptor in (self._wake_read, *descriptors):
             poll.register(descriptor, select.POLLIN)
@@ -216,7 +216,7 @@ class Agent:
             self._sleep(outbox)
 
     def _all_sent(self, outbox: Outbox, logs: LogSender) -> bool:
-        """Whether the daemon, which knows that nothing runs here any more, wants no checkpoints of a node that is handed back."""
+        """Whether the daemon wants no more checkpoints of a node that is handed back. It knows already that nothing runs here."""
         try:
             answer = outbox.ask()
         except StokerError as error:
@@ -228,7 +228,7 @@ class Agent:
         return not answer.send
 
     def _say_goodbye(self, outbox: Outbox) -> None:
-        """The last report. ``left`` only when nothing runs: the daemon must not give up workers that live on."""
+        """Send the last report, with ``left`` only if nothing runs: the daemon must not give up live workers."""
         live = [run for run in self.runs.values() if run.phase is not Phase.ENDED]
         if self._logs is not None:
             self._logs.finish(_LAST_LOGS)
@@ -266,11 +266,11 @@ class Agent:
         )
 
     def _load(self) -> None:
-        """Take the leases in hand that earlier agents of this node have left."""
+        """Adopt the leases of earlier agents of this node."""
         for directory in RunDir.find(self.options.home):
             try:
                 self._load_one(directory)
-            except Exception as error:  # one damaged directory must not cost the others their agent
+            except Exception as error:  # one damaged directory must not stop the agent of all others
                 log.error("%s is passed over: %s: %s", directory.path, type(error).__name__, error)
 
     def _load_one(self, directory: RunDir) -> None:
@@ -300,7 +300,7 @@ class Agent:
                 self.runs[lease] = run
 
     def _take_up(self, assignment: Assignment) -> Run | None:
-        """A lease that is new to us; None when we have reported its end already, and the daemon's list is older than that."""
+        """Take up a new lease; None: its end has been reported, and the daemon's list is older than that."""
         directory = RunDir(self.options.home, assignment.job, assignment.lease, assignment.node_rank)
         try:
             if Acked.load(directory).closed:
@@ -313,12 +313,12 @@ class Agent:
             return run
 
     def reconcile(self) -> None:
-        """Bring every lease in hand nearer to what is wanted. Idempotent."""
+        """Take the next step of every lease towards the wanted state. Idempotent."""
         for run in self.runs.values():
             with run.isolated():
                 asked = run.forked
                 run.look()
-                if asked is not None and run.forked is None:  # not taken up in time
+                if asked is not None and run.forked is None:  # its fork server did not take it up in time
                     self.warm.failed(run.assignment)
                 self._stop_unwanted(run)
                 if run.phase is Phase.LIVE and run.has_reported:
@@ -328,7 +328,7 @@ class Agent:
                 if run.phase is Phase.WAITING and not run.disowned and run.lease in self.desired:
                     self._try_start(run)
         self._cores.tell(self._running())
-        if self.desired is not None:  # before the first answer nobody knows who shares
+        if self.desired is not None:  # before the first answer it is not known which leases share
             self._pins.hold(self._running())
             self._turns.tell(self._running())
             self._turns.rank(self._running())
@@ -347,13 +347,13 @@ class Agent:
     def _try_start(self, run: Run) -> None:
         try:
             self._start(run)
-        except Exception as error:  # ours, not the job's: it must neither cost the others their agent nor keep its GPUs
+        except Exception as error:  # a bug of ours, not of the job: it must neither stop the agent nor keep the GPUs
             log.exception("lease %d cannot be started", run.lease)
             if run.phase is Phase.WAITING:
                 run.fail("start-failed", f"the runner cannot start it: {type(error).__name__}: {error}")
 
     def _start(self, run: Run) -> None:
-        if self._heard.overdue:  # others may have begun it by now
+        if self._heard.overdue:  # another runner may have started the lease by now
             return
         gpus = run.assignment.gpus
         if unknown := [gpu for gpu in gpus if gpu not in self.devices.gpus]:
@@ -366,7 +366,7 @@ class Agent:
         if begins_with if self._handover is None else not self._handover.has_come(run):
             return
         if (refusal := self._refusal(run)) is not None:
-            # The GPU gets a moment: the driver frees memory after the process has ended, not with it.
+            # Give the GPU a moment: the driver frees memory some time after the process has ended.
             run.start_by = run.start_by or time.monotonic() + _SETTLE
             if time.monotonic() >= run.start_by:
                 run.fail(*refusal)
@@ -388,14 +388,14 @@ class Agent:
             run.fail("start-failed", f"cannot start its supervisor: {error}", host_at_fault=True)
 
     def _is_held(self, run: Run) -> bool:
-        """A lease that is on its way out still has one of its GPUs."""
+        """Whether an ending lease still holds one of its GPUs."""
         leaving = [other for other in self.runs.values() if other.stopping is not None and not other.settled]
         return any(set(other.assignment.gpus) & set(run.assignment.gpus) for other in leaving)
 
     def _refusal(self, run: Run) -> tuple[str, str] | None:
-        """Outcome and words when its GPUs cannot take the job now: forecast against what is really free.
+        """Outcome and words if its GPUs cannot take the job now: its expected memory is compared with the free memory.
 
-        What the node is to blame for is ``lost``, which costs the job no attempt; the GPU is reported dirty beside it.
+        Where the node is to blame the outcome is ``lost``, which costs the job no attempt, and the GPU is reported dirty.
         """
         shared = self._occupied()
         needed, field = run.assignment.gpu_memory, field_of_memory(run.assignment.spec)
@@ -410,19 +410,21 @@ class Agent:
                 if now.health != "ok":
                     return "lost", f"not started, GPU {now.index} is {now.health}: {now.note}"
             beside = [other for other in self._running() if other is not run and gpu in other.assignment.gpus]
-            taken = sum(other.assignment.gpu_memory for other in beside)  # theirs, though they may not have it yet
-            if beside and 0 < known.memory < taken + needed:
+            together = memory_together([other.assignment for other in (run, *beside)])  # reserved, not yet allocated perhaps
+            if beside and 0 < known.memory < together:
+                taken = memory_together([other.assignment for other in beside])
                 words = f"its other jobs need {_size(taken)} of {_size(known.memory)} and the job {_size(needed)} ({field})"
                 return "lost", f"not started, GPU {known.index} is full: {words}"
             free = self.devices.free(gpu)
-            if free is not None and needed > free:
-                return "lost", f"not started, GPU {known.index} has {_size(free)} free and the job needs {_size(needed)} ({field})"
+            at_once = (beside and run.assignment.kept_memory) or needed  # another one may have the turn
+            if free is not None and at_once > free:
+                return "lost", f"not started, GPU {known.index} has {_size(free)} free and the job needs {_size(at_once)} ({field})"
         return None
 
     # -- what happens here --------------------------------------------------------------------------------------------
 
     def _watch(self, welcome: Welcome, outbox: Outbox) -> None:
-        """Everything that goes by the clock."""
+        """All periodic work."""
         now = time.monotonic()
         if self.options.until is not None and not self.handed_back and identity.boot_clock() >= self.options.until - self._time_to_stop():
             self.handed_back = True
@@ -450,7 +452,7 @@ class Agent:
                 outbox.files = self._files_told = files
 
     def _settle(self, run: Run, now: float, outbox: Outbox) -> None:
-        """The end of a lease is told when its GPUs are free again, or, after a bounded wait, together with why they are not."""
+        """Report the end of a lease once its GPUs are free, or, after a bounded wait, together with the reason why they are not."""
         survivors = run.survivors()
         self.health.quarantine(run.assignment.gpus, survivors)
         gpus = set(run.assignment.gpus) & set(self.devices.gpus) - self._occupied()
@@ -460,11 +462,11 @@ class Agent:
             self._note(gpus, outbox)
 
     def _time_to_stop(self) -> float:
-        """Seconds that its jobs may take to stop, and a little for the daemon to hear of it."""
+        """Seconds that its jobs may take to stop, and a few more to report that."""
         return max((run.assignment.grace for run in self._running()), default=0.0) + _LAST_WORDS
 
     def _occupied(self) -> set[str]:
-        """GPUs on which a worker is, so that their memory says nothing about leftovers."""
+        """GPUs with a worker, whose memory therefore shows no leftovers."""
         return {gpu for run in self._running() for gpu in run.assignment.gpus}
 
     def _running(self) -> list[Run]:
@@ -496,7 +498,7 @@ class Agent:
 
     @staticmethod
     def _with_turn(sample: Sample, seen: Taking) -> Sample:
-        """A sample with whether its lease has the turn, and for how long it has waited for it."""
+        """Add to a sample whether its lease has the turn, and how long it has waited for it."""
         if sample.lease is None or (sample.lease not in seen.turn and sample.lease not in seen.waited):
             return sample
         return msgspec.structs.replace(sample, turn=seen.turn.get(sample.lease), waited=seen.waited.get(sample.lease))
@@ -514,7 +516,7 @@ class Agent:
                 del self.runs[run.lease]
 
     def _sleep(self, outbox: Outbox) -> None:
-        """Until a message, the end of a supervisor, or the next look at files. Nothing runs: nothing is looked at."""
+        """Wait for a message, the end of a supervisor, or the next look at files. While nothing runs, no files are read."""
         ends = [run.descriptor for run in self.runs.values() if run.phase is Phase.LIVE and run.descriptor is not None]
         self._wait(self._pause(outbox), *ends, *self.warm.loading())
 
@@ -533,7 +535,7 @@ class Agent:
         if outbox.waiting:
             until = min(until, outbox.retry_at)
         elif self.runs:
-            return _BUSY  # more to tell than one report takes
+            return _BUSY  # one report could not take all
         return max(0.0, until - now)
 
 
@@ -542,7 +544,7 @@ def _size(count: int) -> str:
 
 
 def _require_names(node: str, pool: str, home: Home) -> None:
-    """What the daemon would refuse, before files are made by these names."""
+    """Refuse names that the daemon would refuse, before files are made by them."""
     for option, name in (("--node", node), ("--pool", pool)):
         if not NODE.fullmatch(name):
             raise UsageError(f"{option}: {name[:60]!a} is no name: {NODE_FORM}")

@@ -17,12 +17,12 @@ from ..lease import processes
 log = logging.getLogger("stoker.runner")
 
 _GIB = 1 << 30
-_BASELINE = _GIB  #: the driver alone never takes more of an idle GPU
-_NEAR = 256 << 20  #: memory within this of the baseline is free
+_BASELINE = _GIB  #: most memory that the driver alone takes of an idle GPU
+_NEAR = 256 << 20  #: bytes above the baseline at which a GPU still counts as free
 
 
 class Reading(NamedTuple):
-    """What a GPU says of itself now; None: it cannot tell."""
+    """Current readings of a GPU; None: it cannot tell."""
 
     utilisation: float | None = None  #: 0 to 1
     memory_used: int | None = None
@@ -32,25 +32,25 @@ class Reading(NamedTuple):
 
 
 class Devices(Protocol):
-    """What a runner offers."""
+    """The devices that a runner offers."""
 
     gpus: dict[str, GpuInfo]  #: by id, as they were found
 
     def read(self, gpu: str) -> Reading | None:
-        """Telemetry, None when the device has none of its own."""
+        """Telemetry; None: the device has none of its own."""
 
     def check(self, gpu: str) -> GpuInfo:
-        """Whether something may start on it now. To be called while no worker of ours is on it."""
+        """Whether a job may start on it now. To be called while no worker of ours is on it."""
 
     def free(self, gpu: str) -> int | None:
-        """Bytes of memory that are free, None when unknown or without meaning."""
+        """Free memory in bytes; None: unknown, or without meaning."""
 
 
 class CpuSlots:
     """Slots of a host without GPUs: everything runs for real, on the CPU."""
 
     def __init__(self, node: str, count: int, memory: int | None = None):
-        """``memory``: bytes that each is declared to have; nothing enforces it."""
+        """``memory``: declared bytes of each slot; they are not enforced."""
         if count < 1:
             raise UsageError(f"--slots {count}: a runner needs at least one slot")
         if count > MOST_GPUS:
@@ -72,11 +72,11 @@ class CpuSlots:
 
 
 class Wanted(NamedTuple):
-    """GPUs to offer, by the names that people have given them."""
+    """GPUs to offer, by the names that people use."""
 
     source: str  #: the option or variable that names them
     names: tuple[str, ...]  #: NVML indexes, UUIDs, or the first characters of UUIDs
-    cuda_order: bool = False  #: numbers are CUDA's, fastest first, and not NVML's, by bus
+    cuda_order: bool = False  #: numbers are CUDA's (fastest first), not NVML's (by bus)
 
     @classmethod
     def option(cls, text: str) -> Wanted:
@@ -84,7 +84,7 @@ class Wanted(NamedTuple):
 
     @classmethod
     def environment(cls, environment: Mapping[str, str]) -> Wanted | None:
-        """As CUDA reads it: nothing names no GPU, and -1 ends the list. None when it is not set."""
+        """CUDA_VISIBLE_DEVICES as CUDA reads it: an empty value names no GPU, and -1 ends the list. None: it is not set."""
         text = environment.get("CUDA_VISIBLE_DEVICES")
         if text is None:
             return None
@@ -94,7 +94,7 @@ class Wanted(NamedTuple):
         return cls("CUDA_VISIBLE_DEVICES", names, cuda_order=environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID")
 
     def naming(self, uuid: str, index: int) -> set[str]:
-        """Those of the names that mean this GPU."""
+        """The names that mean this GPU."""
         return {name for name in self.names if name == str(index) or (name.startswith("GPU-") and uuid.startswith(name))}
 
 
@@ -130,7 +130,7 @@ class NvmlGpus:
             raise UsageError(f"{wanted.source}: {several[0]} is the beginning of several UUIDs; give more of it")
 
     def _add(self, index: int, wanted: Wanted | None) -> str:
-        """Offer a GPU if it is wanted; answers with its model."""
+        """Offer a GPU if it is wanted; returns its model."""
         handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
         uuid, name = _text(self._nvml.nvmlDeviceGetUUID(handle)), _text(self._nvml.nvmlDeviceGetName(handle))
         if wanted is not None and not wanted.naming(uuid, index):
@@ -141,7 +141,7 @@ class NvmlGpus:
         memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
         self._handles[uuid] = handle
         self._minor[uuid] = self._ask("nvmlDeviceGetMinorNumber", handle)
-        # What is in use at the start may be somebody's leftovers: it is not taken for the baseline.
+        # Memory in use at the start may be leftovers: it does not count as baseline.
         self._baseline[uuid] = min(memory.used, _BASELINE)
         self.gpus[uuid] = GpuInfo(id=uuid, index=index, kind="cuda", name=name, memory=memory.total)
         return name
@@ -150,7 +150,7 @@ class NvmlGpus:
         return ", ".join(f"{g.index} ({g.id})" for g in self.gpus.values()) or "none"
 
     def _ask(self, function: str, *arguments: Any) -> Any:
-        """Answer of one NVML function, None when this GPU or driver does not know it."""
+        """The answer of an NVML function; None: this GPU or driver does not support it."""
         try:
             return getattr(self._nvml, function)(*arguments)
         except (self._nvml.NVMLError_NotSupported, self._nvml.NVMLError_FunctionNotFound, self._nvml.NVMLError_NoPermission):
@@ -165,7 +165,7 @@ class NvmlGpus:
             limit = self._ask("nvmlDeviceGetEnforcedPowerLimit", handle)
             temperature = self._ask("nvmlDeviceGetTemperature", handle, self._nvml.NVML_TEMPERATURE_GPU)
         except self._nvml.NVMLError:
-            return None  # lost: the next check says so
+            return None  # the GPU is lost: the next check says so
         return Reading(
             utilisation=None if rates is None else rates.gpu / 100,
             memory_used=None if memory is None else memory.used,
@@ -175,7 +175,7 @@ class NvmlGpus:
         )
 
     def check(self, gpu: str) -> GpuInfo:
-        """``ok`` when its memory is back near the baseline, else ``dirty`` with who holds it, or ``missing``."""
+        """``ok`` if its memory is near the baseline, else ``dirty`` with its holders, or ``missing``."""
         known, handle = self.gpus[gpu], self._handles[gpu]
         try:
             used = self._nvml.nvmlDeviceGetMemoryInfo(handle).used
@@ -190,7 +190,7 @@ class NvmlGpus:
         return msgspec.structs.replace(known, health="dirty", note=held + who)
 
     def _holders(self, gpu: str) -> str:
-        """Those whom NVML names and those who hold the device file open; neither list is complete."""
+        """Processes that NVML names, and those with the device file open; neither list is complete."""
         pids = {int(process.pid) for process in self._ask("nvmlDeviceGetComputeRunningProcesses", self._handles[gpu]) or ()}
         if (minor := self._minor[gpu]) is not None:
             pids |= {pid for pid, files in processes.device_holders().items() if f"/dev/nvidia{minor}" in files}
@@ -210,7 +210,7 @@ class NvmlGpus:
 
 
 def find(node: str, slots: int | None = None, only: str | None = None, nvml: Any = None, slot_memory: int | None = None) -> Devices:
-    """What this host offers: ``slots`` CPU slots when they are asked for, else its GPUs, else a CPU slot a core.
+    """The devices of this host: ``slots`` CPU slots if given, else its GPUs, else a CPU slot a core.
 
     ``only``: indexes or UUIDs of the GPUs to offer; by default those that CUDA_VISIBLE_DEVICES leaves.
     ``slot_memory``: bytes that each CPU slot is declared to have; UsageError where GPUs are offered.
@@ -242,7 +242,7 @@ def _initialised() -> Any:
     except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
         return None
     except pynvml.NVMLError as error:
-        # A driver is there and does not work, typically after an upgrade without a reboot: CPU slots would hide that.
+        # The driver does not work, typically after an upgrade without a reboot: CPU slots would hide that.
         raise UsageError(f"NVML: {error}; mend the driver (a reboot after its upgrade?), or offer CPU slots with --slots") from None
     return pynvml
 

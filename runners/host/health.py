@@ -1,4 +1,4 @@
-"""Which GPUs of the node something may start on, and what of that the daemon has to be told."""
+"""Health of the node's GPUs: on which a job may start, and which changes the daemon must be told."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Health:
     def __init__(self, devices: Devices):
         self._devices = devices
         self._survivors: dict[str, Sequence[Process]] = {}
-        self.noted = dict(devices.gpus)  #: as the daemon knows them, or is about to
+        self.noted = dict(devices.gpus)  #: as the daemon knows them, or will by the next report
 
     def quarantine(self, gpus: Iterable[str], survivors: Sequence[Process]) -> None:
-        """Nothing may start on these GPUs while one of these processes lives, or one of others that were on them."""
+        """Let no job start on these GPUs while one of these processes, or an earlier survivor on them, lives."""
         for gpu in gpus:
             if gpu in self._devices.gpus:
                 self._survivors[gpu] = list(dict.fromkeys((*self._survivors.get(gpu, ()), *survivors)))
@@ -36,8 +36,8 @@ class Health:
         return msgspec.structs.replace(info, health="quarantined", note=f"could not be killed: {processes.words(holders)}")
 
     def note(self, gpu: str) -> GpuInfo | None:
-        """Look, and answer with what has changed since the daemon was told, None when nothing has."""
+        """Check a GPU; returns its new state if that differs from the one told to the daemon, else None."""
         now, before = self.look(gpu), self.noted[gpu]
         self.noted[gpu] = now
-        # Who holds how much of a dirty GPU moves all the time: only a change of health is news.
+        # The holders of a dirty GPU, and their memory, change all the time: only a change of health is reported.
         return now if now.health != before.health else None

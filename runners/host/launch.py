@@ -2,10 +2,10 @@
 
 - A recipe or entrypoint runs in `stoker.runners.worker.worker`; with more than one rank, under torch's elastic launcher
   (`stoker.runners.worker.gang`), one process a rank.
-- A `command:` runs as it is, once a node. A gang's command starts its own ranks, with what it finds in its environment:
+- A `command:` runs as it is, once a node. A gang's command starts its own ranks by its environment:
   ``torchrun --nnodes $STOKER_NODES --node-rank $STOKER_NODE_RANK --nproc-per-node $STOKER_GPUS --master-addr $MASTER_ADDR
-  --master-port $MASTER_PORT train.py``. WORLD_SIZE and RANK are left to it: libraries that find them set believe that
-  they are a rank already, and wait for others.
+  --master-port $MASTER_PORT train.py``. It sets WORLD_SIZE and RANK itself: libraries that find them set take
+  the process for a rank, and wait for the others.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ import msgspec
 from ...engine.protocol import ENV_PILOT, Assignment
 from ...engine.spec.model import JobSpec
 from ..lease import rundir
-from ..lease.lease_log import LIMIT
+from ..lease.lease_log import LOG_LIMIT
 from ..lease.rundir import RunDir
 from ..lease.supervisor import Launch
 from ..network.addresses import LOOPBACK, free_port, interface_of, is_loopback
 
 KILL_WAIT = 30.0
-#: of the agent's environment, what a job must not get: its rights at the daemon, and being somebody's rank
+#: variables of the agent that a job must not get: its rights at the daemon, and the rank of a gang
 _WITHHELD = ("STOKER_TOKEN", ENV_PILOT, rundir.ENV_NODE_RANK, "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK",
              "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
-#: and what the job or the launcher that the runner was itself started from left there: parameters, another gang's ranks
+#: prefixes of variables that a job or launcher left there which started the runner: parameters, another gang's ranks
 _WITHHELD_FROM = ("STOKER_PARAM_", "STOKER_JOB_", "TORCHELASTIC_", "SLURM_", "RAY_", "OMPI_", "PMI_", "PMIX_", "PALS_", "FLUX_",
                   "MPI_LOCAL")  # fmt: skip
-_INTERFACE_OF = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  #: by which torch's libraries of gangs are told theirs
+_INTERFACE_OF = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  #: tell torch's libraries for gangs the network interface
 _BLANK = " \t"
 _EXPORT, _COMMENT = re.compile(r"^export[ \t]+"), re.compile(r"(?:^|[ \t]+)#")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class CannotStart(Exception):
-    """The job cannot be started as it is; in words. ``host_at_fault``: for want of something here, which another host may have."""
+    """The job cannot be started, and why. ``host_at_fault``: something is missing here that another host may have."""
 
     def __init__(self, words: str, *, host_at_fault: bool = True) -> None:
         super().__init__(words)
@@ -58,10 +58,10 @@ def prepare(
     cpus: float | None = None,
     address: str = LOOPBACK,
 ) -> Launch:
-    """What to start for an assignment. ``cuda``: UUIDs of its GPUs on this node, none when it has CPU slots; ``cpus``: its cores;
-    ``address``: at which other hosts reach this one.
+    """The launch of an assignment. ``cuda``: UUIDs of its GPUs on this node, empty on CPU slots; ``cpus``: its cores;
+    ``address``: where other hosts reach this one.
 
-    Raises CannotStart for what a person has to mend: no such directory, program, env file.
+    Raises CannotStart where a person has to act: a directory, a program or an env file is missing.
     """
     if assignment.hosts > 1 and is_loopback(address):
         what = "a gang over" if assignment.replicas is None else "replicas on"
@@ -79,7 +79,7 @@ def prepare(
     given = read_env_file(cwd / Path(spec.env_file).expanduser()) if spec.env_file else {}
     env = _environment(run, assignment, spec, cuda, _users(spec, given, os.environ if inherited is None else inherited))
     if (assignment.nodes > 1 or assignment.replicas is not None) and (name := interface_of(address)) is not None:
-        for library in _INTERFACE_OF:  # by itself it takes what the host's own name resolves to, often 127.0.1.1
+        for library in _INTERFACE_OF:  # by default a library takes the address of the host's own name, often 127.0.1.1
             env.setdefault(library, name)
     replaced = sorted(name for name, value in given.items() if name not in spec.env and env[name] != value)
     if cpus is not None:
@@ -87,7 +87,7 @@ def prepare(
     argv = _argv(assignment, spec)
     _check_program(argv[0], cwd, env)
     notes = [f"env_file: {name} is set by Stoker; the file's value is left out" for name in replaced]
-    launch = Launch(argv=argv, env=env, cwd=str(cwd), log_limit=LIMIT, kill_wait=KILL_WAIT, notes=notes)
+    launch = Launch(argv=argv, env=env, cwd=str(cwd), log_limit=LOG_LIMIT, kill_wait=KILL_WAIT, notes=notes)
     if spec.command is not None and spec.share is not None and spec.share.gpu == "switched":
         launch["turns"] = True
     if spec.host is not None:
@@ -111,7 +111,7 @@ def _argv(assignment: Assignment, spec: JobSpec) -> list[str]:
         # The launcher picks a free port itself. By number: the name of a host need not resolve on it.
         where = ["--standalone", "--local-addr", "127.0.0.1"]
     ranks = ["--nproc-per-node", str(len(assignment.gpus))]
-    return [*python, "stoker.runners.worker.gang", *where, *ranks, "--no-python", *worker]  # its own call of python would be without -P
+    return [*python, "stoker.runners.worker.gang", *where, *ranks, "--no-python", *worker]  # its own call of python would lack -P
 
 
 def _directory(assignment: Assignment, spec: JobSpec, run: RunDir) -> Path:
@@ -138,17 +138,17 @@ def _check_program(program: str, cwd: Path, env: Mapping[str, str]) -> None:
 
 
 def _users(spec: JobSpec, given: Mapping[str, str], inherited: Mapping[str, str]) -> dict[str, str]:
-    """What people have set. Later wins: the runner's own, the env file, the spec's."""
+    """Variables set by people. The last wins of the runner's own, the env file's, the spec's."""
     return handed_on(inherited) | dict(given) | spec.env
 
 
 def handed_on(inherited: Mapping[str, str]) -> dict[str, str]:
-    """Of the agent's environment what jobs get."""
+    """The part of the agent's environment that jobs get."""
     return {name: value for name, value in inherited.items() if name not in _WITHHELD and not name.startswith(_WITHHELD_FROM)}
 
 
 def _environment(run: RunDir, assignment: Assignment, spec: JobSpec, cuda: Sequence[str], env: dict[str, str]) -> dict[str, str]:
-    """Add to what people have set our defaults, and what only Stoker may say."""
+    """Add our defaults, and the variables that only Stoker sets."""
     # One thread a slot: two jobs on two cores that each take all cores are slower than either alone.
     for threads in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         env.setdefault(threads, "1")
@@ -231,8 +231,8 @@ def _entry(entry: str) -> tuple[str, str]:
 
 
 def field_of_memory(spec: Mapping[str, Any]) -> str:
-    """What its need of memory goes by, for a person."""
-    if (spec.get("share") or {}).get("memory"):
+    """The field of a job's spec that gives its need of memory."""
+    if isinstance((spec.get("share") or {}).get("memory"), int):
         return "share.memory"
     if not spec.get("gpu_memory") and (spec.get("memory") or {}).get("cap"):
         return "memory.cap"

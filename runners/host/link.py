@@ -19,6 +19,7 @@ from ...engine.protocol import (
     POLL,
     REPORT,
     Ack,
+    AskRequest,
     Assignments,
     ForkServer,
     GpuInfo,
@@ -40,19 +41,20 @@ from .runs import Phase, Run
 
 log = logging.getLogger("stoker.runner")
 
-#: what no repetition mends: the session is somebody else's, the daemon does not know us, or does not let us
-FATAL = (Stale, NotFound, Unauthorized)
-REFUSED = (*FATAL, UsageError, Conflict, LimitExceeded)  #: at the hello also: another protocol, a name or GPUs that it may not have
+#: errors that a repetition would not mend: the session is another agent's, the daemon does not know us, or refuses us
+FATAL_ERRORS = (Stale, NotFound, Unauthorized)
+#: at registration also: another protocol, a forbidden name or GPU
+REFUSALS = (*FATAL_ERRORS, UsageError, Conflict, LimitExceeded)
 
-_TIMEOUT = 10.0  #: seconds for an answer that the daemon does not hold back
+_TIMEOUT = 10.0  #: seconds to wait for an answer that is not a long poll
 _RECORDS = 20_000  #: in one report
 _GATHER = 1.0  #: seconds between reports that have nothing but records
-_SAMPLES_AGE = 30.0  #: seconds for which samples of idle GPUs wait for company
+_SAMPLES_AGE = 30.0  #: seconds for which samples of idle GPUs wait for other news
 _SAMPLES_KEPT = 10_000  #: while no daemon answers
 
 
 class Backoff:
-    """Pauses that grow, with jitter, so that many runners do not come back in one instant."""
+    """Growing pauses with jitter, so that many runners do not come back at one moment."""
 
     def __init__(self, first: float = 0.1, most: float = 5.0):
         self._first, self._most = first, most
@@ -72,16 +74,16 @@ class Backoff:
 
 
 def greet(client: Client, hello: Callable[[], Hello], wait: Callable[[float], bool]) -> Welcome | None:
-    """Register, however long no daemon answers or its store cannot be written; ``wait`` pauses, and says whether to go on.
+    """Register, with retries while no daemon answers or its store cannot be written; ``wait`` pauses, and says whether to go on.
 
-    None when told to leave meanwhile; raises when the daemon refuses us.
+    None: told to leave meanwhile. Raises where the daemon refuses us.
     """
     backoff = Backoff()
     while True:
         try:
             answer = client.post_raw(HELLO, msgspec.json.encode(hello()), timeout=_TIMEOUT)
             return msgspec.json.decode(answer, type=Welcome)
-        except REFUSED:
+        except REFUSALS:
             raise
         except StokerError as error:
             if backoff.fresh:
@@ -100,10 +102,12 @@ class Poller(threading.Thread):
         welcome: Welcome,
         wake: Callable[[], None],
         send_log: Callable[[LogRequest], None],
+        hand_on: Callable[[AskRequest], None],
         heard: Callable[[float], None] = lambda sent: None,
     ):
         super().__init__(name="poll", daemon=True)
-        self._heard = heard  #: told when what was answered was sent, by the boot clock
+        self._hand_on = hand_on
+        self._heard = heard  #: told when the answered request was sent, by the boot clock
         self._client, self._node, self._welcome, self._wake, self._send_log = client, node, welcome, wake, send_log
         self._lock = threading.Lock()
         self._answer: Assignments | None = None
@@ -111,7 +115,7 @@ class Poller(threading.Thread):
         self.leaving = threading.Event()
 
     def take(self) -> Assignments | None:
-        """The newest answer that has not been taken. Raises what ended the polling."""
+        """The newest answer that was not taken yet. Raises the error that ended the polling."""
         with self._lock:
             if self._error is not None:
                 raise self._error
@@ -123,12 +127,12 @@ class Poller(threading.Thread):
         while not self.leaving.is_set():
             wait = self._welcome.heartbeat
             try:
-                poll = Poll(node=self._node, session=self._welcome.session, version=version, wait=wait, sends_logs=True)
+                poll = Poll(node=self._node, session=self._welcome.session, version=version, wait=wait, sends_logs=True, hands_on=True)
                 sent = boot_clock()
                 content = self._client.post_raw(POLL, msgspec.json.encode(poll), timeout=wait + _TIMEOUT)
                 self._heard(sent)
                 answer = msgspec.json.decode(content, type=Assignments)
-            except FATAL as error:
+            except FATAL_ERRORS as error:
                 self._deliver(None, error)
                 return
             except StokerError as error:
@@ -136,12 +140,14 @@ class Poller(threading.Thread):
                     log.warning("%s; workers go on, trying again", error, extra={"action": "unreachable"})
                 self.leaving.wait(backoff.next())
                 continue
-            except BaseException as error:  # a helper that dies silently would leave a runner that never hears anything
+            except BaseException as error:  # if this thread died silently the runner would never hear anything again
                 self._deliver(None, error)
                 raise
             backoff.reset()
             for request in answer.logs:
                 self._send_log(request)
+            for asked in answer.asks:
+                self._hand_on(asked)
             if answer.version != version:
                 version = answer.version
                 self._deliver(answer, None)
@@ -153,37 +159,37 @@ class Poller(threading.Thread):
 
 
 class Outbox:
-    """Says what there is to say, until it is acknowledged. The files of the leases are its only buffer."""
+    """Sends news until they are acknowledged. The files of the leases are its only buffer."""
 
     def __init__(self, client: Client, node: str, session: int, heard: Callable[[float], None] = lambda sent: None):
-        self._heard = heard  #: as of a `Poller`
+        self._heard = heard  #: as in `Poller`
         self._client, self._node, self._session = client, node, session
         self._backoff = Backoff()
         self.retry_at = 0.0  #: monotonic time before which nothing is sent
-        self._records_at = 0.0  #: monotonic time before which records alone are not sent
+        self._records_at = 0.0  #: monotonic time before which a report of nothing but records is not sent
         self.samples: list[Sample] = []
-        self.gpus: dict[str, GpuInfo] = {}  #: changes of health
-        self.servers: list[ForkServer] | None = None  #: as they are now; None: as told
-        self.files: list[JobFiles] | None = None  #: the same of what jobs keep
-        self.place: PlaceTold | None = None  #: the same of where checkpoints lie
-        self.hands_back = False  #: to be told that the runner stops its jobs and leaves
+        self.gpus: dict[str, GpuInfo] = {}  #: changes of health to be told
+        self.servers: list[ForkServer] | None = None  #: current ones; None: no change to be told
+        self.files: list[JobFiles] | None = None  #: the same for files that jobs keep
+        self.place: PlaceTold | None = None  #: the same for the place of checkpoints
+        self.hands_back = False  #: tell that the runner stops its jobs and leaves
 
     @property
     def waiting(self) -> bool:
-        """Something could not be sent and is to be tried again."""
+        """Whether something failed to be sent and is to be sent again."""
         return self.retry_at > 0.0
 
     def hurry(self) -> None:
-        """The daemon answers: what waits for it need not wait for its time."""
+        """The daemon answers: retry now."""
         self.retry_at = 0.0
 
     def ask(self) -> Assignments:
-        """What the daemon wants at this moment."""
+        """The leases that the daemon wants now."""
         poll = Poll(node=self._node, session=self._session, version=-1, wait=0.0, sends_logs=True)
         return msgspec.json.decode(self._client.post_raw(POLL, msgspec.json.encode(poll), timeout=_TIMEOUT), type=Assignments)
 
     def flush(self, runs: Iterable[Run], left: bool = False) -> bool:
-        """Send what is new; answers whether the daemon has taken everything that there was at this moment."""
+        """Send all news; returns whether the daemon has taken everything that there is now."""
         if time.monotonic() < self.retry_at and not left:
             return False
         report, offsets = self._build(list(runs), left)
@@ -194,7 +200,7 @@ class Outbox:
             content = self._client.post_raw(REPORT, msgspec.json.encode(report), timeout=_TIMEOUT)
             self._heard(sent)
             ack = msgspec.json.decode(content, type=Ack)
-        except FATAL:
+        except FATAL_ERRORS:
             raise
         except StokerError as error:
             if self._backoff.fresh:
@@ -209,7 +215,7 @@ class Outbox:
         return True
 
     def _worth_sending(self, report: Report) -> bool:
-        """States and health go at once. Records alone are gathered: a report costs the daemon a transaction, however much is in it."""
+        """States and health are sent at once. Records are gathered first: each report costs the daemon a transaction, whatever its size."""
         if (
             report.workers
             or report.gpus
@@ -233,7 +239,7 @@ class Outbox:
         for run in runs:
             if run.disowned:
                 continue
-            ended = run.phase is Phase.ENDED  # looked at before its reports are: after the end nothing is added to them
+            ended = run.phase is Phase.ENDED  # read before its reports: after the end nothing is added to them
             batches, complete = news(run, room)
             for batch in batches:
                 rank = batch.rank
@@ -289,9 +295,9 @@ class Outbox:
 
 
 def news(run: Run, room: int) -> tuple[list[tail.Batch], bool]:
-    """About ``room`` records that the daemon has not acknowledged, and whether those are all.
+    """About ``room`` records that are not acknowledged yet, and whether those are all.
 
-    What cannot be read does not count: the end of the lease must not wait for it.
+    Unreadable files do not count: the end of the lease must not wait for them.
     """
     batches: list[tail.Batch] = []
     complete = True
@@ -311,13 +317,13 @@ def news(run: Run, room: int) -> tuple[list[tail.Batch], bool]:
 
 
 def _since_set() -> float:
-    """What to add to the time of day of another process, to have it as `steady_time` of this one: 0 unless the clock was set since."""
+    """Seconds from another process's time of day to this one's `steady_time`: 0 unless the clock was set since."""
     seconds = steady_time(0.0) - ahead_of_boot()
     return seconds if abs(seconds) > 1.0 else 0.0
 
 
 def _by_steady_time(run: Run, records: list[Record]) -> list[Record]:
-    """Jobs write the time of day, and what the boot clock says, which is worth nothing after another boot."""
+    """Records with `steady_time`. Jobs write the time of day, and the boot clock, which means nothing after another boot."""
     seconds, same = _since_set(), run.boot_id == boot_id()
     return [
         msgspec.structs.replace(
@@ -328,13 +334,13 @@ def _by_steady_time(run: Run, records: list[Record]) -> list[Record]:
 
 
 def _say(run: Run, words: str) -> None:
-    """A line in the job's own log, for whoever wrote the job."""
+    """Write a line to the job's own log, for its author."""
     with suppress(OSError), run.dir.log.open("ab") as file:
         file.write(f"[stoker: {words}]\n".encode(errors="backslashreplace"))
 
 
 def updates(run: Run, ended: bool) -> list[WorkerUpdate]:
-    """States of a worker that the daemon has not acknowledged. ``ended``: its end may be told, all else has been."""
+    """States of a worker that are not acknowledged yet. ``ended``: all else has been told, so its end may be."""
     known = run.acked.states
     found: list[WorkerUpdate] = []
     if "starting" not in known:

@@ -1,7 +1,7 @@
-"""Reading the reports of ranks from where the daemon has acknowledged them.
+"""Reads the reports of ranks, beginning at the offset that the daemon has acknowledged.
 
 Offsets move only when the daemon has acknowledged: after a lost answer, or a crash of the agent, the same records are sent
-again with the same ``seq``, and the daemon takes each once. Nothing is skipped, whoever dies.
+again with the same ``seq``, and the daemon takes each once. Nothing is lost if any process dies.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _decoder = msgspec.json.Decoder(Record)
 
 @dataclass(slots=True)
 class Acked:
-    """Contents of acked.json: what the daemon has taken of a lease."""
+    """Contents of acked.json: how much of a lease's reports the daemon has."""
 
     run: RunDir
     states: set[str] = field(default_factory=set)
     offsets: dict[int, int] = field(default_factory=dict)  #: bytes of each rank's reports
-    closed: bool = False  #: nothing of this lease will be sent any more
+    closed: bool = False  #: nothing more of this lease will be sent
     told: dict[int, int] = field(
         default_factory=dict
-    )  #: bytes of each rank up to which the job's log says what was left out; in memory alone
+    )  #: bytes of each rank up to which the job's log names omitted lines; kept in memory only
 
     @classmethod
     def load(cls, run: RunDir) -> Acked:
@@ -45,11 +45,11 @@ class Acked:
             content = run.read("acked.json") or {}
             offsets = {int(rank): int(offset) for rank, offset in content.get("offsets", {}).items()}
             return cls(run, set(content.get("states", ())), offsets, bool(content.get("closed")))
-        except (ValueError, TypeError, AttributeError):  # cut short by a crash of the machine: all is sent again, which does no harm
+        except (ValueError, TypeError, AttributeError):  # cut short by a crash of the machine: all is sent again, which is harmless
             return cls(run)
 
     def save(self) -> None:
-        """Five times a second: what a crash of the machine loses is only sent again."""
+        """Up to five times a second, so without fsync: after a crash of the machine some reports are sent again."""
         content = {"states": sorted(self.states), "offsets": self.offsets, "closed": self.closed}
         try:
             self.run.replace("acked.json", content)
@@ -59,13 +59,13 @@ class Acked:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Records of one rank, and where its file has been read up to."""
+    """Records of one rank, and the offset up to which its file was read."""
 
     rank: int
     records: list[Record]
     offset: int
-    more: bool  #: the file goes on
-    left_out: str = ""  #: of lines behind ``told`` that are no reports, in words for the job's log
+    more: bool  #: the file has more
+    left_out: str = ""  #: words for the job's log about omitted lines behind ``told``
 
 
 def ranks(run: RunDir) -> list[int]:
@@ -83,9 +83,9 @@ def sizes(run: RunDir) -> dict[int, int]:
 
 
 def read(run: RunDir, rank: int, offset: int, told: int = 0) -> Batch:
-    """Whole lines from ``offset`` on. A line without its end is still being written, or never will be.
+    """Whole lines from ``offset`` on. A line without its end is incomplete: it is still being written, or its writer died.
 
-    ``told``: bytes of which it has been said already what was left out.
+    ``told``: bytes whose omitted lines the log has named already.
     """
     path = run.reports(rank)
     with path.open("rb") as file:
@@ -118,23 +118,23 @@ def _in_words(path: Path, refused: list[str]) -> str:
 
 
 def _parse(line: bytes) -> Record | str:
-    """A report, or why it is none."""
+    """A report, or why the line is none."""
     try:
         return _decoder.decode(line)
     except (msgspec.DecodeError, RecursionError):
         pass
     try:
         record = msgspec.convert(_bounded(json.loads(line)), Record)
-        msgspec.json.encode(record)  # half a surrogate pair, as in a file's name that is not UTF-8, cannot be passed on
+        msgspec.json.encode(record)  # half a surrogate pair, as from a file name that is not UTF-8, cannot be encoded
         return record
     except (ValueError, RecursionError, msgspec.ValidationError) as error:
         return str(error)
 
 
 def _bounded(content: Any) -> Any:
-    """A loss that diverged is NaN or infinite, which JSON cannot say: such a value is left out, the step stays.
+    """A record without values that JSON cannot hold: a diverged loss is NaN or infinite. The step stays.
 
-    So are values whose names are too long, and those beyond the number that one record may have.
+    Values with too long names are left out as well, and values beyond the number that a record may have.
     """
     if isinstance(content, dict) and isinstance(content.get("values"), dict):
         kept = ((name, value) for name, value in content["values"].items() if value is not None and not _refused(name, value))

@@ -1,4 +1,4 @@
-"""One lease in a runner's hand. Its state is what lies in its directory, so that any later agent goes on where this one ends."""
+"""One lease of a runner. Its state lies in its directory, so that a later agent continues where this one stopped."""
 
 from __future__ import annotations
 
@@ -21,47 +21,47 @@ from ...engine.identity import Process
 from ...engine.protocol import Assignment, Outcome, Time, Whole
 from ..lease import processes
 from ..lease.rundir import ENV_TAG, REPLICAS, RunDir, checkpoints_of
-from ..lease.supervisor import TAKEN, Launch, Stop, register, write_exit
+from ..lease.supervisor import LEASE_TAKEN_EXIT, Launch, Stop, register, write_exit
 from ..warm.warm_starts import Forked
 from .report_tail import Acked, sizes
 
 log = logging.getLogger("stoker.runner")
 
-_HANG_AFTER = 600.0  #: seconds without a report, for those that report at all
-_END_LEFTOVERS = 5.0  #: seconds to kill what a dead supervisor has left
+_HANG_AFTER = 600.0  #: seconds without a report after which a job hangs, if it has reported before
+_END_LEFTOVERS = 5.0  #: seconds to kill the processes of a dead supervisor
 
 
 class Phase(Enum):
-    WAITING = "waiting"  #: taken up, no supervisor of ours has been started
+    WAITING = "waiting"  #: taken up; no supervisor was started yet
     STARTING = "starting"  #: its supervisor has not registered yet
     LIVE = "live"
     ENDED = "ended"
 
 
 class Run:
-    """A lease from when it is taken up until the daemon has acknowledged its end."""
+    """A lease, from its start here until the daemon has acknowledged its end."""
 
     def __init__(self, directory: RunDir, assignment: Assignment, acked: Acked):
         self.dir, self.assignment, self.acked = directory, assignment, acked
         self.phase = Phase.WAITING
-        self.identity: Process | None = None  #: of its supervisor, once registered
+        self.identity: Process | None = None  #: its supervisor, once registered
         self.exit: dict[str, Any] | None = None  #: contents of exit.json
-        self.supervisor: subprocess.Popen[bytes] | Forked | None = None  #: when this agent started it
-        self._cold: Launch | None = None  #: what is started when a fork server does not
-        self.stopping: Stop | None = None  #: what it has been told
-        self.disowned = False  #: the daemon says that it is not ours: to be ended, and not to be reported
-        self.start_by: float | None = None  #: until when it waits for its GPUs to be free (monotonic)
-        self.settled = False  #: its GPUs have been looked at after its end
-        self.settle_by: float | None = None  #: until when that may take (monotonic)
+        self.supervisor: subprocess.Popen[bytes] | Forked | None = None  #: set if this agent started it
+        self._cold: Launch | None = None  #: the launch, in case a fork server does not take it up
+        self.stopping: Stop | None = None  #: the stop request that it was sent
+        self.disowned = False  #: the daemon says that it is not ours: end it without reports
+        self.start_by: float | None = None  #: monotonic time until which it waits for free GPUs
+        self.settled = False  #: its GPUs were checked after its end
+        self.settle_by: float | None = None  #: monotonic time until which that check may take
         self.active_at = time.monotonic()  #: last growth of its reports, or last sample that was not quiet
-        self._reported: dict[int, int] = {}  #: bytes of each rank's reports when they were last looked at
+        self._reported: dict[int, int] = {}  #: bytes of each rank's reports at the last look
         self._complaints: set[str] = set()
         self.boot_id: str | None = None
-        self.fences = False  #: its supervisor stops it when the daemon is not heard
+        self.fences = False  #: its supervisor stops it while the daemon is not heard
         self.warm: bool | None = None  #: its worker was forked; None: not known
-        self.cold_because: str | None = None  #: why it was not
+        self.cold_because: str | None = None  #: why it was not forked
         self.descriptor: int | None = None  #: readable once its supervisor is gone
-        self._seen = False  #: its supervisor was alive at some look of this agent
+        self._seen = False  #: this agent has seen its supervisor alive
 
     @property
     def lease(self) -> int:
@@ -69,21 +69,21 @@ class Run:
 
     @contextmanager
     def isolated(self) -> Iterator[None]:
-        """Whatever is wrong with one lease must not cost the others their agent."""
+        """Contain an error of this lease: it must not stop the agent of the others."""
         try:
             yield
         except Exception as error:
             self.complain(f"{type(error).__name__}: {error}; the other leases go on")
 
     def complain(self, words: str) -> None:
-        """Say it once: what is wrong is found again five times a second."""
+        """Log a problem once: it is found again five times a second."""
         if words not in self._complaints:
             self._complaints.add(words)
             log.error("lease %d of job %d: %s", self.lease, self.dir.job, words)
 
     @classmethod
     def take_up(cls, directory: RunDir, assignment: Assignment, node: str) -> Run:
-        """Note the assignment on disk, before anything is started."""
+        """Write the assignment to disk before anything is started."""
         directory.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         checkpoints_of(directory, assignment).mkdir(parents=True, exist_ok=True, mode=0o700)
         directory.write("assignment.json", {**msgspec.to_builtins(assignment), "node": node})
@@ -91,13 +91,13 @@ class Run:
 
     @classmethod
     def load(cls, directory: RunDir, node: str) -> Run | None:
-        """The lease of a directory, if it is this node's and the daemon may not know all of it."""
+        """The lease of a directory, if it is this node's and may not be reported completely."""
         try:
             content = directory.read("assignment.json")
         except ValueError:
             content = None
         if content is None or content.pop("node", node) != node:
-            return None  # never taken up (the daemon still lists it and it starts anew), or another runner's of this home
+            return None  # never taken up (the daemon lists it and it starts anew), or of another runner of this home
         acked = Acked.load(directory)
         if acked.closed:
             return None
@@ -106,17 +106,23 @@ class Run:
         return run
 
     def adjust(self, now: Assignment) -> None:
-        """What may change: how it shares its GPUs; where a gang's ranks meet, once told; a replica's group; what it begins with."""
+        """Take over the changeable fields: how it shares its GPUs, where a gang's ranks meet, a replica's group, what it begins with."""
         if now.replicas is not None and now.replicas != self.assignment.replicas:
             with self.isolated():
                 self.dir.replace(REPLICAS, msgspec.to_builtins(now.replicas))
         meeting = self.assignment.rendezvous or now.rendezvous
         self.assignment = msgspec.structs.replace(
-            self.assignment, share=now.share, priority=now.priority, rendezvous=meeting, replicas=now.replicas, fetch=now.fetch
+            self.assignment,
+            share=now.share,
+            priority=now.priority,
+            rendezvous=meeting,
+            replicas=now.replicas,
+            fetch=now.fetch,
+            kept_memory=now.kept_memory,
         )
 
     def start(self, launch: Launch, forked: Forked | None = None) -> None:
-        """Start the supervisor, unless a fork server was asked to. It outlives us: a session of its own, and nothing of ours open."""
+        """Start the supervisor, unless a fork server was asked to. It outlives us: it has its own session and none of our descriptors."""
         self.phase = Phase.STARTING
         if forked is not None:
             self.supervisor, self._cold = forked, launch
@@ -128,7 +134,7 @@ class Run:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                # The tag is for what it has forked, but not yet turned into the worker, when it is killed.
+                # By the tag a child is found if the supervisor is killed between its fork and its exec.
                 env={**os.environ, ENV_TAG: self.dir.tag},
                 start_new_session=True,
             )
@@ -137,10 +143,10 @@ class Run:
             supervisor.stdin.write(json.dumps(launch).encode())
             supervisor.stdin.close()
         except BrokenPipeError:
-            pass  # it died at once; look() finds out why
+            pass  # it died at once; `look` finds out why
 
     def look(self) -> None:
-        """Bring phase, identity and exit up to date with the directory."""
+        """Update phase, identity and exit from the directory."""
         if self.phase is Phase.ENDED:
             return
         self._meet()
@@ -150,7 +156,7 @@ class Run:
         code = self.supervisor.poll() if self.supervisor else None
         ended = self._last_word()
         if ended:
-            self._meet()  # who has registered since the look above has run, and that is told too
+            self._meet()  # a supervisor that registered since the look above has run the job, which is reported too
         if self.exit is not None:
             return
         if ended:
@@ -160,8 +166,8 @@ class Run:
         elif self.identity is None and self.forked is not None:
             if code is not None or self.forked.late():
                 self._start_cold()
-        elif self.identity is None and code is not None and self.dir.read("supervisor.json") is None and code != TAKEN:
-            if code in (-signal.SIGKILL, -signal.SIGTERM):  # by the kernel for want of memory, or by a person: not the job's fault
+        elif self.identity is None and code is not None and self.dir.read("supervisor.json") is None and code != LEASE_TAKEN_EXIT:
+            if code in (-signal.SIGKILL, -signal.SIGTERM):  # the kernel lacked memory, or a person killed it: not the job's fault
                 self.fail("lost", "its supervisor was killed before it had started anything; the job is queued again")
             else:
                 words = f"its supervisor did not start (exit code {code}): {self._complaint()}"
@@ -169,11 +175,11 @@ class Run:
 
     @property
     def forked(self) -> Forked | None:
-        """The start that a fork server was asked for."""
+        """The start that a fork server was asked for; None: there is none."""
         return self.supervisor if isinstance(self.supervisor, Forked) else None
 
     def _start_cold(self) -> None:
-        """The fork server has died or hangs. A child of it that still comes finds the lease taken, or takes it: only one registers."""
+        """Start cold, as the fork server has died or hangs. If a child of it still comes, only one of the two can register."""
         assert self.forked is not None and self._cold is not None
         self.forked.wait()
         log.warning("lease %d starts cold: its fork server did not start it", self.lease, extra={"action": "cold"})
@@ -181,12 +187,12 @@ class Run:
         self._cold = None
 
     def _meet(self) -> None:
-        """Take note of its supervisor, once that has registered."""
+        """Note the supervisor, once it has registered."""
         if self.identity is not None or self.exit is not None:
             return
         try:
             self._take_note()
-        except (ValueError, KeyError, TypeError):  # nobody knows what runs: all that carries its tag is ended
+        except (ValueError, KeyError, TypeError):  # its supervisor is unknown: all processes with its tag are ended
             self._end(self._last_word() or self._lost("its supervisor.json is damaged"))
 
     def _take_note(self) -> None:
@@ -206,17 +212,17 @@ class Run:
             self._end(self._last_word() or self._lost("this machine was rebooted"))
 
     def _last_word(self) -> dict[str, Any] | None:
-        """Contents of exit.json; None when there is none, or none that can be understood."""
+        """Contents of exit.json; None: it is missing or damaged."""
         try:
             content = self.dir.read("exit.json")
-        except (ValueError, PermissionError):  # the job's doing, or a crash of the machine's
+        except (ValueError, PermissionError):  # damaged by the job, or by a crash of the machine
             content = None
         return content if _is_word(content) else None
 
     def _lost(self, why: str) -> dict[str, Any]:
-        """The supervisor is gone and has left no word: end what it watched, so that the lease may be given again.
+        """The supervisor died without exit.json: end its processes, so that the lease may be given again.
 
-        Where no agent saw it end, as with a host that was off, it ended at its last sign of life: later nothing is known to have run.
+        If no agent saw its end (the host was off), its last sign of life counts as the end: nothing is known to have run later.
         """
         left = processes.end_tagged(self.dir.tag, _END_LEFTOVERS)
         if left:
@@ -248,31 +254,31 @@ class Run:
         return lines[-1] if lines else "it said nothing"
 
     def saved_bytes(self) -> int | None:
-        """What lies among the checkpoints of its job; None where that cannot be read."""
+        """Bytes of its job's checkpoints; None: they cannot be read."""
         try:
             return sum(path.stat().st_size for path in checkpoints_of(self.dir, self.assignment).rglob("*") if path.is_file())
         except OSError:
             return None
 
     def survivors(self) -> list[Process]:
-        """What could not be killed at its end."""
+        """Processes that could not be killed at its end."""
         return [Process(*found) for found in (self.exit or {}).get("survivors") or ()]
 
     def note_reports(self, now: float) -> None:
-        """What it has written is progress, whether or not a daemon is there to take it."""
+        """Note new reports: they are progress even while no daemon takes them."""
         reported = sizes(self.dir)
         if reported != self._reported:
             self._reported, self.active_at = reported, now
 
     @property
     def has_reported(self) -> bool:
-        """Something of it was told to the daemon: it has trained."""
+        """Whether the daemon has a report of it: it has trained."""
         return any(self.acked.offsets.values())
 
     def hangs(self, now: float) -> bool:
-        """No report for too long; the caller has seen that it does nothing else either.
+        """Whether it has not reported for too long; the caller has checked that it is idle.
 
-        Without `hang_after` only those that have reported before are held to it: a script that knows nothing of Stoker
+        Without `hang_after` only jobs that have reported before can hang: a script that knows nothing of Stoker
         never reports, and may well wait for something.
         """
         after = self.assignment.spec.get("hang_after")
@@ -283,19 +289,19 @@ class Run:
         return self.stopping is None and now - self.active_at > after
 
     def disown(self) -> None:
-        """The daemon takes nothing more of it."""
+        """End it without reports: the daemon takes none of it any more."""
         self.disowned = True
 
     def close(self) -> None:
-        """Nothing more is to be done for it."""
+        """Release its resources; it is finished."""
         if self.descriptor is not None:
             os.close(self.descriptor)
             self.descriptor = None
         if self.supervisor is not None:
-            self.supervisor.wait()  # it has written its last word, there is nothing that could keep it
+            self.supervisor.wait()  # it has written exit.json, so it is about to leave
 
     def fail(self, outcome: str, message: str, *, host_at_fault: bool = False) -> None:
-        """The lease ends without having been started; ``host_at_fault``: another host may have what is missing here."""
+        """End the lease before its start; ``host_at_fault``: another host may have what is missing here."""
         try:
             said = self._last_word()
         except OSError:
@@ -303,7 +309,7 @@ class Run:
         self._end(said or self._note(outcome, message, [], host_at_fault=host_at_fault))
 
     def stop(self, reason: str, grace: float) -> None:
-        """Ask it to leave; a later word may be more urgent than the first, never less."""
+        """Ask it to leave; a later request may be more urgent than the first, never less."""
         wanted = Stop(reason=reason, grace=grace)
         if self.phase is Phase.ENDED or wanted == self.stopping:
             return
@@ -311,40 +317,40 @@ class Run:
             self.fail("stopped", f"{reason} before it was started")
             return
         written = self._write_stop(wanted)
-        # Written before we look who is registered, as the supervisor registers before it looks for stop.json: one of us sees the other.
+        # Written before we look for a registration, as the supervisor registers before it reads stop.json: one of us sees the other.
         self.look()
         if self.identity is not None:
-            processes.send(self.identity, signal.SIGCONT)  # one that somebody has stopped would not hear the other
+            processes.send(self.identity, signal.SIGCONT)  # a stopped process would not act on the other signal
             processes.send(self.identity, signal.SIGUSR1 if grace <= 0 else signal.SIGTERM)
-        if written or self.identity is not None:  # else nobody has heard it yet: the next call says it again
+        if written or self.identity is not None:  # else it has not heard it: the next call repeats it
             self.stopping = wanted
 
     def _withhold(self) -> bool:
-        """Take the lease so that nobody ever starts it; False when it has been started."""
+        """Take the lease so that it is never started; False: it has been started."""
         try:
             return register(self.dir.path, None)
         except OSError as error:
             self.complain(f"cannot write supervisor.json: {error.strerror}; it is not started all the same")
-            # Of a former agent's supervisor that has not registered yet nothing but its tag is known.
+            # Of a former agent's supervisor that has not registered yet, only the tag is known.
             return not processes.end_tagged(self.dir.tag, _END_LEFTOVERS)
 
     def _write_stop(self, wanted: Stop) -> bool:
         try:
             self.dir.write("stop.json", wanted)
             return True
-        except OSError as error:  # a full disk must not keep a job from being stopped; its supervisor has a grace of its own
+        except OSError as error:  # a full disk must not prevent a stop; the supervisor then uses a grace of its own
             self.complain(f"cannot write stop.json: {error.strerror}; it is signalled all the same")
             return False
 
 
 def _last_sign(directory: RunDir) -> float:
-    """When anything of a lease was written last (s since the epoch): what its job printed or reported, or its start."""
+    """When a lease last wrote output or reports, or else its start (s since the epoch)."""
     names = ("supervisor.json", "output.log", *(path.name for path in directory.path.glob("reports-*.jsonl")))
     return max((path.stat().st_mtime for name in names if (path := directory.path / name).exists()), default=time.time())
 
 
 class _Word(msgspec.Struct):
-    """What has to be right in exit.json, for the daemon refuses a whole report for one wrong value."""
+    """The checked fields of exit.json: the daemon would refuse a whole report for one wrong value."""
 
     outcome: Outcome
     message: str | None
@@ -358,12 +364,12 @@ def _is_word(content: Any) -> bool:
     try:
         msgspec.json.encode(msgspec.convert(content, _Word))
         return True
-    except (ValueError, RecursionError):  # of the latter kind is half a surrogate pair
+    except (ValueError, RecursionError):  # of the latter kind: half a surrogate pair
         return False
 
 
 def survivors_of(directory: RunDir) -> tuple[list[str], list[Process]] | None:
-    """GPUs of a lease that has been reported as unkillable, and what was left of it."""
+    """GPUs and surviving processes of a lease that was reported as unkillable; None: of any other."""
     try:
         ended, assignment = directory.read("exit.json"), directory.read("assignment.json")
     except ValueError:

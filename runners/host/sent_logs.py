@@ -1,4 +1,4 @@
-"""Sends logs of this node to the daemon, for people elsewhere: pieces that they ask for, and the end of each when its lease ends."""
+"""Sends logs of this node to the daemon, for people elsewhere: requested pieces, and the end of each log when its lease ends."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from .report_tail import Acked
 log = logging.getLogger("stoker.runner")
 
 _TIMEOUT = 10.0  #: seconds
-_AGAIN = 5.0  #: seconds until what could not be sent is sent again
-_LONGEST = 1 << 20  #: bytes of the end of a log
-_SENT = "log-sent"  #: file of the run directory: the daemon has the end of the log
-_REFUSED = (NotFound, UsageError, LimitExceeded, Stale)  #: what no repetition mends
+_AGAIN = 5.0  #: seconds until a failed request is sent again
+_LONGEST = 1 << 20  #: bytes of a log's end that are sent
+_SENT = "log-sent"  #: file in the run directory: the daemon has the end of the log
+_REFUSED = (NotFound, UsageError, LimitExceeded, Stale)  #: errors that a repetition would not mend
 
 
 class LogSender(threading.Thread):
-    """Answers requests one after the other. A thread of its own: a slow disk must not keep the agent from its polls and reports.
+    """Answers requests one by one, in a thread of its own: a slow disk must not delay the agent's polls and reports.
 
     ``keep``: the daemon is elsewhere and keeps the ends of logs.
     """
@@ -38,21 +38,21 @@ class LogSender(threading.Thread):
         self._keep = keep
         self._wanted: queue.SimpleQueue[LogRequest | RunDir] = queue.SimpleQueue()
         self._unsent: list[RunDir] = []
-        self._open = 0  #: ends that are still to be sent
+        self._open = 0  #: logs whose ends are still to be sent
         self._changed = threading.Condition()
 
     def want(self, request: LogRequest) -> None:
         self._wanted.put(request)
 
     def ended(self, directory: RunDir) -> None:
-        """The daemon knows the end of a lease: what its job wrote last is to be sent, unless it was."""
+        """Send the end of a lease's log, unless it was sent. The daemon knows the lease's end already."""
         if self._keep and not (directory.path / _SENT).exists():
             with self._changed:
                 self._open += 1
             self._wanted.put(directory)
 
     def finish(self, seconds: float) -> None:
-        """Wait until all ends are sent, for so long at most."""
+        """Wait until all ends of logs are sent, at most for so many seconds."""
         with self._changed:
             self._changed.wait_for(lambda: self._open == 0, seconds)
 
@@ -75,7 +75,7 @@ class LogSender(threading.Thread):
     def _answer(self, request: LogRequest) -> None:
         try:
             self._client.post_raw(LOG, msgspec.json.encode(self._piece(request)), timeout=_TIMEOUT)
-        except StokerError as error:  # who asked is told that nobody answers, and asks again
+        except StokerError as error:  # the client gets no answer, is told so, and asks again
             log.warning("a piece of the log of job %d was not sent: %s", request.job, error)
         except Exception:
             log.exception("a piece of the log of job %d was not sent", request.job)
@@ -109,13 +109,13 @@ class LogSender(threading.Thread):
             try:
                 (directory.path / _SENT).touch()
             except OSError:
-                pass  # after a restart it is sent again
+                pass  # then it is sent again after a restart
         with self._changed:
             self._open -= 1
             self._changed.notify_all()
 
     def _end(self, directory: RunDir) -> LastLog:
-        """The last bytes of the log, from the start of a line where there is one; of one that was rotated both files."""
+        """The last bytes of the log, from the start of a line where there is one. A rotated log is read over both files."""
         files = [directory.log.with_name(directory.log.name + ".1"), directory.log]
         texts = [_last_bytes(path) for path in files]
         data = (texts[0] + texts[1])[-_LONGEST:]
@@ -135,7 +135,7 @@ class LogSender(threading.Thread):
 
 
 def is_owed(directory: RunDir, node: str) -> bool:
-    """Whether the end of the log of a lease of this node, which the daemon knows to have ended, was not sent in the last day."""
+    """Whether a lease of this node, whose end the daemon knows, ended in the last day and the end of its log was not sent."""
     try:
         ended = directory.path / "acked.json"
         if (directory.path / _SENT).exists() or time.time() - ended.stat().st_mtime > 86_400 or not Acked.load(directory).closed:
@@ -146,7 +146,7 @@ def is_owed(directory: RunDir, node: str) -> bool:
 
 
 def _last_bytes(path: Path) -> bytes:
-    """A job owns its directory: what is no plain file is not read."""
+    """The last bytes of a plain file. The job owns its directory: anything else there is not read."""
     if path.is_symlink() or not path.is_file():
         return b""
     with path.open("rb") as file:

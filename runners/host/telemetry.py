@@ -1,4 +1,4 @@
-"""Samples of GPUs and CPU slots, and whether a worker does anything at all."""
+"""Samples of GPUs and CPU slots, and signs that a worker hangs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..lease import processes
 from .gpus import Devices, Reading
 
 _QUIET_GPU = 0.05  #: utilisation below which a GPU idles
-_QUIET_CORES = 0.05  #: cores below which a process tree idles: heartbeat threads tick even in a hung one
+_QUIET_CORES = 0.05  #: cores below which a process tree idles: heartbeat threads run even in a hung one
 _QUIET_POWER = 0.2  #: share of the power limit below which a "busy" GPU only spins
 
 
@@ -32,7 +32,7 @@ class Telemetry:
         self._cpu: dict[int, tuple[float, float]] = {}  #: lease -> (monotonic time, CPU seconds of its tree)
 
     def sample(self, workers: Iterable[Worker], ts: float, clock: float) -> tuple[list[Sample], set[int]]:
-        """One sample a GPU (of CPU slots only the used ones), and the leases that are quiet: neither GPU nor CPU works."""
+        """One sample a GPU (only used ones of CPU slots), and the quiet leases, whose GPUs and CPU are idle."""
         samples, quiet = [], set()
         workers = list(workers)
         table = processes.table() if workers else {}
@@ -44,7 +44,7 @@ class Telemetry:
             for gpu, reading in readings.items():
                 shown = reading or _of_slot(used, memory, len(worker.gpus))
                 samples.append(_sample(ts, gpu, worker.lease, shown))
-            # A GPU that others share tells nothing of this one.
+            # A shared GPU's utilisation tells nothing about one worker.
             if used is not None and is_quiet([reading for gpu, reading in readings.items() if reading and users[gpu] == 1], used):
                 quiet.add(worker.lease)
         for gpu in sorted(unused):
@@ -56,7 +56,7 @@ class Telemetry:
     def _tree(self, worker: Worker, table: dict[int, Stat], clock: float) -> tuple[float | None, int]:
         """Cores that the worker's tree has used since the last sample, None at the first, and its memory."""
         tree = processes.descendants(worker.supervisor, table)
-        # The supervisor's own counts too: those it has reaped are in it.
+        # The supervisor's own CPU time counts too: it includes that of reaped children.
         root = table.get(worker.supervisor)
         cpu = sum(found.cpu for found in tree) + (root.cpu if root else 0.0)
         before = self._cpu.get(worker.lease)
@@ -68,7 +68,7 @@ class Telemetry:
 def is_quiet(gpus: list[Reading], cores: float) -> bool:
     """Whether a worker without progress looks hung, by utilisation and power.
 
-    All its GPUs idle, and so does its CPU (one that only prepares data works). Or they claim to be busy at a power at which
+    All its GPUs and its CPU idle (a worker that prepares data is not idle). Or its GPUs claim to be busy at a power at which
     they cannot be: a collective that waits for a dead peer spins at 100 % (github.com/nebius/soperator/issues/796).
     """
     if not gpus or all((gpu.utilisation or 0.0) < _QUIET_GPU for gpu in gpus):

@@ -1,4 +1,4 @@
-"""What the end of a process means: outcome and words, from exit code, stop request and log. Pure, one place, tested by table."""
+"""The outcome of a process in a code and in words, from its exit code, the stop request and its log. Pure functions."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _OUT_OF_MEMORY = re.compile(
     rb"|^MemoryError\b|^numpy.*ArrayMemoryError|" + re.escape(OOM_MARKER.encode()),
     re.MULTILINE,
 )
-_OF_A_GPU = re.compile(rb"CUDA|CUBLAS|cuda|OutOfMemoryError|NCCL|RESOURCE_EXHAUSTED|HIP")  #: in a line that says so: not the host's
-_SEARCHED = 16 << 10  #: bytes of the log's end: an out-of-memory that the script has survived is further up
-# What is printed when the kernel takes a part of the job: torch's DataLoader of its loader worker.
+_OF_A_GPU = re.compile(rb"CUDA|CUBLAS|cuda|OutOfMemoryError|NCCL|RESOURCE_EXHAUSTED|HIP")  #: in such a line: a GPU's memory
+_SEARCHED = 16 << 10  #: bytes of the log's end: errors that the script survived lie further up
+# Printed when the kernel kills a part of the job: torch's DataLoader, of its loader worker.
 _KILLED = re.compile(rb"is killed by signal: Killed")
-# The summary of torch's elastic launcher, under which the ranks that it ended itself are listed too.
+# The summary of torch's elastic launcher; it also lists the ranks that the launcher ended itself.
 _FIRST_RANK = re.compile(
     rb"^Root Cause \(first observed failure\):$.*?^ *rank +: (\d{1,9})\b.*?^ *exitcode +: (-?\d{1,9})\b", re.MULTILINE | re.DOTALL
 )
-UNHEARD = "unheard"  #: the reason of a stop because the daemon was not heard
+UNHEARD = "unheard"  #: stop reason: the daemon was not heard for too long
 NOT_HEARD = "the daemon was not heard for too long (runners.fence_after)"
-HOST_MEMORY = "host.memory"  #: stop reason of a job that takes more of the host's memory than it may
-TERMINATED = "terminated"  #: stop reason when the supervisor is signalled by somebody else, as at a shutdown
+HOST_MEMORY = "host.memory"  #: stop reason: the job exceeded its limit of host memory
+TERMINATED = "terminated"  #: stop reason: another process signalled the supervisor, as at a shutdown
 
 
 _LESS = "use fewer loader workers or smaller batches, or run fewer jobs at once"
@@ -43,7 +43,7 @@ def mentions_out_of_memory(log: bytes) -> bool:
 
 
 def _only_the_hosts(log: bytes) -> bool:
-    """Whether what ran out was memory of the host: more GPU memory would not help."""
+    """Whether the host's memory ran out: more GPU memory would not help."""
     lines = [line for line in log[-_SEARCHED:].splitlines() if _OUT_OF_MEMORY.search(line)]
     return bool(lines) and not any(_OF_A_GPU.search(line) for line in lines)
 
@@ -63,12 +63,12 @@ def judge(
     over: str | None = None,
 ) -> Ending:
     """How a worker ended. ``exit_code`` negative: the signal; ``survivors``: processes that could not be killed, in words; ``over``: how
-    it took more memory of the host than it may.
+    it exceeded its limit of host memory, in words.
 
-    A worker that was told to stop and leaves with 0 has either finished in time, or saved and left early, as most handlers of
-    SIGTERM do. It has left early if it could have acted on the request: a rank has seen it (``stop_seen``), or a process that was
-    sent SIGTERM had a handler for it (``caught``); unless it said that all is ``done``. Whether its steps tell otherwise is judged
-    by the daemon, which knows them.
+    A worker that was told to stop and exits with 0 has either finished in time, or saved and left early, as most handlers of
+    SIGTERM do. It counts as having left early if it could have acted on the request: a rank has seen it (``stop_seen``), or a process
+    that was sent SIGTERM had a handler for it (``caught``). It counts as finished if it said ``done``. The daemon knows its steps
+    and may judge otherwise.
     """
     if survivors:
         words = "stuck in the kernel or the driver, often until a reset of the GPU or a reboot"
@@ -81,7 +81,7 @@ def judge(
         return Ending("completed", None)
     if stop_reason is not None:
         return _stopped(stop_reason, grace, killed_after_grace and exit_code != PREEMPTED_EXIT)
-    # The kernel counts for the whole cgroup: by the count alone it may have been another job.
+    # The kernel counts kills of the whole cgroup: the count alone may be of another job.
     killed = exit_code in (-signal.SIGKILL, 128 + signal.SIGKILL) or _KILLED.search(log[-_SEARCHED:]) is not None
     if kernel_oom and killed:
         return Ending("oom", f"the kernel killed it, out of main memory: {_LESS}")
@@ -123,7 +123,7 @@ def _failed(exit_code: int, log: bytes) -> str:
 
 
 def _first_rank(log: bytes) -> str:
-    """Which rank of a gang of torch's launcher failed before the others, and how; empty where the log does not say it."""
+    """The rank of a gang under torch's launcher that failed first, and how; empty where the log does not tell."""
     found = _FIRST_RANK.search(log[-_SEARCHED:])
     if found is None:
         return ""

@@ -1,7 +1,7 @@
-"""How much of its host a job may use: main memory and cores, of the whole tree of its processes on this node.
+"""Limits of the host's main memory and cores for a job, over the whole tree of its processes on this node.
 
-By a cgroup (v2) where one may be made. Else by watching: twice a second the memory of its processes is added up, and a limit of each
-process's data (RLIMIT_DATA) stops the one that grows faster than that; cores by affinity. Standard library only.
+A cgroup (v2) enforces them where one may be made. Elsewhere the memory of its processes is added up twice a second, a limit of each
+process's data (RLIMIT_DATA) stops a process that grows faster than that, and affinity limits cores. Standard library only.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 MOUNTS, OWN = Path("/proc/self/mounts"), Path("/proc/self/cgroup")
-LOOK = 0.5  #: seconds between looks at the memory
-TOLD_AT = 0.8  #: share of the memory at which it is said that the end is near
-BEYOND = 1 << 30  #: bytes of data of a process beyond the memory of its job: code and stacks that are reserved and not used
-PERIOD = 100_000  #: µs in which a quota of cores holds
+LOOK_SECONDS = 0.5  #: seconds between looks at the memory
+TOLD_AT = 0.8  #: share of the limit at which the log warns
+DATA_BEYOND_MEMORY = 1 << 30  #: bytes that a process's data limit lies above the job's: reserved code and stacks are not used
+QUOTA_PERIOD = 100_000  #: µs, the period of a quota of cores
 
 
 class NotHere(Exception):
-    """Why there can be no cgroup."""
+    """No cgroup can be made; says why."""
 
 
 def sizes(count: int) -> str:
@@ -49,7 +49,7 @@ class HostLimits:
         self._measure, self._say, self._data = measure, say, data
         self._told = False
         self._looked = float("-inf")
-        self.over: str | None = None  #: how it was ended for the memory that it took, in words
+        self.over: str | None = None  #: how it was ended for exceeding its memory, in words
         self.group: Path | None = None
         try:
             self.group = _group(name, memory, cpus, mounts, own)
@@ -60,31 +60,31 @@ class HostLimits:
         say(f"host: {', '.join(kinds)}, kept {how}")
 
     def _means(self) -> list[str]:
-        """Of keeping them without a cgroup."""
+        """The means by which the limits are kept without a cgroup."""
         watching = ["watching", *(["a limit of each process's data"] if self._data else [])] if self.memory is not None else []
         return watching + (["the affinity of its cores"] if self.cpus is not None else [])
 
     def enter(self, pid: int, lease: int) -> None:
-        """Hold a process to them, and what it will start."""
+        """Apply the limits to a process and to all that it will start."""
         if self.group is not None:
             (self.group / "cgroup.procs").write_text(str(pid))
             return
         if self.memory is not None and self._data:
-            most = self.memory + BEYOND
+            most = self.memory + DATA_BEYOND_MEMORY
             resource.prlimit(pid, resource.RLIMIT_DATA, (most, most))
         if self.cpus is not None:
             cores = sorted(os.sched_getaffinity(0))
-            first = lease * self.cpus % len(cores)  # so that jobs are not all on the same ones
+            first = lease * self.cpus % len(cores)  # so that jobs are spread over the cores
             os.sched_setaffinity(pid, {cores[(first + place) % len(cores)] for place in range(min(self.cpus, len(cores)))})
 
     def exceeded(self) -> bool:
-        """Look, at most as often as is useful: whether it has taken more than it may. That it is about to is said once."""
+        """Whether the job has exceeded its memory. It is measured twice a second at most; a job near its limit is warned once."""
         now = time.monotonic()
-        if self.memory is None or self.over is not None or now - self._looked < LOOK:
+        if self.memory is None or self.over is not None or now - self._looked < LOOK_SECONDS:
             return self.over is not None
         self._looked = now
         taken = self._measure() if self.group is None else _number(self.group / "memory.current") - _counted(self.group, "inactive_file")
-        # In a group the kernel decides: what was read of files counts there, until room is needed.
+        # In a group the kernel decides: the page cache counts there until room is needed.
         if taken > self.memory if self.group is None else _oom_kills(self.group) > 0:
             self.over = f"it took {sizes(max(taken, self.memory))} of main memory, and host.memory is {sizes(self.memory)}"
             self._say(f"host.memory: {self.over}: it is ended")
@@ -94,7 +94,7 @@ class HostLimits:
         return self.over is not None
 
     def close(self) -> None:
-        """Nothing of it runs any more."""
+        """Clean up: no process of the job runs any more."""
         if self.group is not None:
             if self.memory is not None and self.over is None and _oom_kills(self.group) > 0:
                 self.over = f"it took more of main memory than host.memory, {sizes(self.memory)}"
@@ -132,7 +132,7 @@ def _group(name: str, memory: int | None, cpus: int | None, mounts: Path, own: P
     for base in dict.fromkeys((mine, mine.parent if mine != root else mine)):
         known = set((_lines(base / "cgroup.subtree_control") or [""])[0].split())
         if not known.issuperset(wanted):
-            try:  # the kernel refuses that of a group that has processes of its own
+            try:  # the kernel refuses that for a group with processes of its own
                 (base / "cgroup.subtree_control").write_text(" ".join(f"+{one}" for one in wanted))
             except OSError:
                 continue
@@ -141,7 +141,7 @@ def _group(name: str, memory: int | None, cpus: int | None, mounts: Path, own: P
         try:
             group.mkdir()
             _limit(group, memory, cpus)
-            # A process may be moved only by who may write to what is above both: the first one to try is none of the job's.
+            # Moving a process needs the right to write to the common parent of both groups: try it with a process that is not the job's.
             probe = ["sh", "-c", 'echo $$ > "$0"', str(group / "cgroup.procs")]
             if subprocess.run(probe, stderr=subprocess.DEVNULL, check=False).returncode == 0:
                 return group
@@ -154,7 +154,7 @@ def _group(name: str, memory: int | None, cpus: int | None, mounts: Path, own: P
 
 
 def _sweep(base: Path) -> None:
-    """Remove groups whose supervisor was killed: a name ends with its process. The kernel keeps those in which something still runs."""
+    """Remove groups of killed supervisors, whose pid ends the name. The kernel keeps groups in which processes still run."""
     for left in base.glob("stoker-*-*"):
         if not Path("/proc", left.name.rpartition("-")[2]).exists():
             with contextlib.suppress(OSError):
@@ -165,10 +165,10 @@ def _limit(group: Path, memory: int | None, cpus: int | None) -> None:
     if memory is not None:
         (group / "memory.max").write_text(str(memory))
         (group / "memory.oom.group").write_text("1")
-        with contextlib.suppress(OSError):  # a kernel without swap
+        with contextlib.suppress(OSError):  # the kernel has no swap
             (group / "memory.swap.max").write_text("0")
     if cpus is not None:
-        (group / "cpu.max").write_text(f"{cpus * PERIOD} {PERIOD}")
+        (group / "cpu.max").write_text(f"{cpus * QUOTA_PERIOD} {QUOTA_PERIOD}")
 
 
 def _lines(file: Path) -> list[str]:

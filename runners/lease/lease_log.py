@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
-LIMIT = 64 << 20  #: bytes of one file; one rotated file is kept beside it
+LOG_LIMIT = 64 << 20  #: bytes of one file; one rotated file is kept beside it
 TIMES_EACH = 1.0  #: seconds between two entries of the file of times, at first
-MOST_TIMES = 10_000  #: entries after which they are written more rarely: the older a lease, the coarser its times
+MOST_TIMES = 10_000  #: entries after which times are written less often: the longer a lease, the coarser its times
 
 
 def times_of(log: Path) -> Path:
@@ -20,18 +20,18 @@ def times_of(log: Path) -> Path:
 class RotatingLog:
     """Appends to ``path``; at the limit it becomes ``path.1`` (in place of the former one) and a new file begins.
 
-    A full disk must not end a training run: what cannot be written is dropped, and said so once writing works again.
-    Beside it stands ``path`` with the suffix .times: lines of an offset, and the time at which what follows it was written.
+    A full disk must not end a training run: output that cannot be written is dropped, and a line says so once writing works again.
+    The file ``path`` with the suffix .times has lines of an offset, and the time at which the output behind it was written.
     """
 
-    def __init__(self, path: Path, limit: int = LIMIT, keep: int = 64 << 10):
+    def __init__(self, path: Path, limit: int = LOG_LIMIT, keep: int = 64 << 10):
         self.path, self.limit = path, limit
         self._keep = keep
         self._last = b""
         self._dropped = 0
         self._file: BinaryIO | None = None
         self._size = 0
-        self._began = self._timed = float("-inf")  #: moments (monotonic) of the first and the last entry of times
+        self._began = self._timed = float("-inf")  #: monotonic times of the first and the last entry
 
     def write(self, data: bytes) -> None:
         self._last = (self._last + data)[-self._keep :]
@@ -46,7 +46,7 @@ class RotatingLog:
             self._dropped = 0
 
     def _append(self, data: bytes) -> int:
-        """Write what fits before the next rotation; answers with how much that was."""
+        """Write what fits before the next rotation; returns the number of bytes written."""
         if self._file is None:
             self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
             self._size = self._file.tell()
@@ -64,7 +64,7 @@ class RotatingLog:
         return written
 
     def _note_time(self) -> None:
-        """Say when what comes now is written. Times that cannot be kept are no reason to lose output."""
+        """Note when the following output is written. A failure to do so must not lose output."""
         now = time.monotonic()
         self._began = now if self._began == float("-inf") else self._began
         if now - self._timed < max(TIMES_EACH, (now - self._began) / MOST_TIMES):
@@ -74,7 +74,7 @@ class RotatingLog:
             self._timed = now
 
     def tail(self) -> bytes:
-        """The last output, also what could not be written."""
+        """The last output, including output that could not be written."""
         return self._last
 
     def close(self) -> None:

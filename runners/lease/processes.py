@@ -17,7 +17,7 @@ from ...engine.identity import Process, Stat, alive, stat
 from .rundir import ENV_TAG
 
 _MASKS = re.compile(r"^(Sig(?:Cgt|Blk|Ign)):\s*([0-9a-f]+)$", re.MULTILINE)
-_EXEC = 1.0  #: seconds for which a process is given to become another program
+_EXEC = 1.0  #: seconds to wait for a process that is in the middle of an exec
 
 
 def myself() -> Process:
@@ -36,7 +36,7 @@ def table() -> dict[int, Stat]:
 
 
 def descendants(root: int, processes: dict[int, Stat]) -> list[Stat]:
-    """The living among the children of ``root``, their children, and so on; parents first."""
+    """All living descendants of ``root``; parents first."""
     children: dict[int, list[Stat]] = {}
     for found in processes.values():
         children.setdefault(found.parent, []).append(found)
@@ -48,13 +48,13 @@ def descendants(root: int, processes: dict[int, Stat]) -> list[Stat]:
 
 
 def send(process: Process, number: int) -> bool:
-    """Signal exactly this process: never another one that got its pid. False when it is gone."""
+    """Signal exactly this process, never another one that got its pid later. False: it is gone."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except OSError:
         return False
     try:
-        # The descriptor holds on to one process; if that one is the one that is meant, it will still be when signalled.
+        # The descriptor stays with one process: if it is the right one now, it is when signalled.
         if not alive(process):
             return False
         signal.pidfd_send_signal(descriptor, number)
@@ -66,10 +66,10 @@ def send(process: Process, number: int) -> bool:
 
 
 def catches(process: Process, number: int) -> bool:
-    """Whether a signal runs code of the process: a handler, or, where it is blocked, what reads a signalfd.
+    """Whether a signal runs code of the process: its handler, or, where the signal is blocked, the reader of a signalfd.
 
-    A process that is in sigwait, as tini is, cannot be told from one without a handler: the kernel shows neither mask.
-    False when it is ignored, ends the process, or the process is gone.
+    A process in sigwait, such as tini, looks like one without a handler: the kernel shows neither mask.
+    False where the signal is ignored or ends the process, and where the process is gone.
     """
     try:
         status = Path(f"/proc/{process.pid}/status").read_text(errors="replace")
@@ -81,7 +81,7 @@ def catches(process: Process, number: int) -> bool:
 
 
 def memory(found: Stat) -> int:
-    """Bytes of main memory of a process; pages that several share are divided among them (PSS), so that none is counted twice."""
+    """Bytes of main memory of a process; shared pages are divided among their processes (PSS), so that none is counted twice."""
     try:
         rollup = Path(f"/proc/{found.pid}/smaps_rollup").read_bytes()
     except OSError:  # gone, or another user's
@@ -91,7 +91,7 @@ def memory(found: Stat) -> int:
 
 
 def watch(process: Process) -> int | None:
-    """A descriptor that becomes readable when the process ends, None when it is gone."""
+    """A descriptor that becomes readable when the process ends; None: it is gone."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except OSError:
@@ -103,7 +103,7 @@ def watch(process: Process) -> int | None:
 
 
 def tagged(tag: str) -> list[Process]:
-    """Living processes that carry this tag in the environment they were started with."""
+    """Living processes with this tag in the environment of their start."""
     entry, until = f"{ENV_TAG}={tag}".encode(), time.monotonic() + _EXEC
     found = []
     for pid in pids():
@@ -119,15 +119,14 @@ def tagged(tag: str) -> list[Process]:
 
 
 def _environment(pid: int, until: float) -> bytes:
-    """What a process was started with.
+    """The environment of a process at its start.
 
-    One that is just becoming another program shows neither arguments nor environment for a moment, on a busy core for milliseconds:
-    it is looked at again.
+    A process in the middle of an exec shows neither arguments nor environment, on a busy core for milliseconds: it is read again then.
     """
     directory = Path(f"/proc/{pid}")
     while not (found := (directory / "environ").read_bytes()):
         if (directory / "cmdline").read_bytes():
-            return (directory / "environ").read_bytes()  # it may have become one between the two looks
+            return (directory / "environ").read_bytes()  # the exec may have ended between the two reads
         known = stat(pid)
         if known is None or known.kernel or known.dead or time.monotonic() > until:
             break
@@ -136,10 +135,10 @@ def _environment(pid: int, until: float) -> bytes:
 
 
 def _environment_of_threads(pid: int) -> bytes:
-    """The same of a process whose main thread has ended while another is stuck, as in the GPU driver: the others still show it."""
+    """The same for a process whose main thread has ended while another is stuck, as in the GPU driver: other threads still show it."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208
-    except OSError:  # the last one has ended meanwhile
+    except OSError:  # the last thread has ended meanwhile
         return b""
     for thread in threads:
         with contextlib.suppress(OSError):
@@ -148,9 +147,9 @@ def _environment_of_threads(pid: int) -> bytes:
 
 
 def end_tagged(tag: str, wait: float = 5.0) -> list[Process]:
-    """Kill what carries the tag until nothing of it is left; answers with what would not die within ``wait`` seconds.
+    """Kill all processes with the tag; returns those that are still alive after ``wait`` seconds.
 
-    Looks again after each round, since a process may have forked between the look and the kill. One that is dying shows no environment
+    It looks again after each round, since a process may have forked between the look and the kill. A dying process shows no environment
     any more, and holds its memory and its devices until it is dead.
     """
     end = time.monotonic() + wait

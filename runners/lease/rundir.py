@@ -1,4 +1,4 @@
-"""The directory of one lease on one node: how agent, supervisor and worker hand things to each other.
+"""The directory of one lease on one node, through which agent, supervisor and worker exchange files.
 
     HOME/jobs/<job>/checkpoints/          belongs to the job, outlives leases
     HOME/jobs/<job>/run-<lease>/          belongs to one lease; on a gang's further nodes run-<lease>.<node_rank>,
@@ -6,20 +6,20 @@
         assignment.json                   written by the agent before it starts the supervisor
         supervisor.json                   created exclusively by the supervisor: a lease is started at most once
         output.log, output.log.1          stdout and stderr of all ranks, kept within a size limit
-        output.log.times, …1.times        offsets in them, and when what follows was written
+        output.log.times, …1.times        offsets in them, and the time at which the output behind each was written
         reports-<rank>.jsonl              protocol.Record lines, appended by each rank
         cpus.json                         {"cpus": n}: cores of the node that the job may use; replaced by the agent whenever they change
-        input.json                        InputGroup: where the batches lie that it shares with other jobs
-        replicas.json                     ReplicaGroup: the daemon's newest word on its group; replaced in the same way
-        turn.json                         {"path", "priority"}: where a job that is switched takes turns; replaced in the same way
-        takes-turns                       made by a command that calls yield_point(): it takes turns by itself
+        input.json                        InputGroup: where its batches are that other jobs share
+        replicas.json                     ReplicaGroup: the newest state of its group by the daemon; replaced in the same way
+        turn.json                         {"path", "priority"}: where a switched job takes turns; replaced in the same way
+        takes-turns                       created by a command that calls yield_point(): it takes turns by itself
         stop.json                         written by the agent before it signals the supervisor
-        stop-seen                         made by a rank whose should_stop() answered True
-        done                              made by a rank that called done(): all is finished, whatever it was asked meanwhile
+        stop-seen                         created by a rank whose should_stop() returned True
+        done                              created by a rank that called done(): the work is complete, even if a stop was requested
         exit.json                         written atomically by the supervisor when all processes are gone
-        acked.json                        offsets of what the daemon has acknowledged
+        acked.json                        offsets up to which the daemon has acknowledged reports
 
-Files, not pipes: whichever process is killed, the others and the next agent find everything in place.
+Files, not pipes: if any of the processes is killed, the others and the next agent find all of it.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # every script imports this
     from ...engine.protocol import Assignment
 
-PREEMPTED_EXIT = 75  #: EX_TEMPFAIL: the worker has checkpointed and left because it was asked to
+PREEMPTED_EXIT = 75  #: EX_TEMPFAIL: the worker has checkpointed and left on request
 OOM_EXIT = 76  #: the worker ran out of memory, on the GPU or the host
-OOM_MARKER = "stoker: out of memory:"  #: how the line of the log begins that says so
+OOM_MARKER = "stoker: out of memory:"  #: start of the log line that says so
 
 CPUS, TURN, INPUT, REPLICAS = "cpus.json", "turn.json", "input.json", "replicas.json"
 TAKES_TURNS = "takes-turns"
 STOP_SEEN, DONE = "stop-seen", "done"
 
-BY_DIGEST = "sha256:"  #: as in the protocol, which takes a while to import
+BY_DIGEST = "sha256:"  #: as in the protocol, whose import is slow
 
 _LARGEST = 16 << 20  #: bytes of a JSON file of the directory
-_WRITE = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC  #: fails at a pipe that nobody reads, rather than to wait
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC  #: fails at a pipe without a reader instead of waiting
 
 _RUN = re.compile(r"run-(\d+)(?:\.(\d+))?")
 
 # The environment of a worker.
 ENV_JOB, ENV_NAME, ENV_LEASE = "STOKER_JOB_ID", "STOKER_JOB_NAME", "STOKER_LEASE_ID"
 ENV_RUN_DIR, ENV_CHECKPOINTS = "STOKER_RUN_DIR", "STOKER_CHECKPOINT_DIR"
-ENV_CPUS = "STOKER_CPUS"  #: what cpus.json said when the job was started
+ENV_CPUS = "STOKER_CPUS"  #: the contents of cpus.json at the start of the job
 ENV_RESUME = "STOKER_RESUME_COUNT"  #: attempts that ran before this one
-ENV_NODE_RANK = "STOKER_NODE_RANK"  #: of a gang's command: which of its nodes this is, from 0
+ENV_NODE_RANK = "STOKER_NODE_RANK"  #: for a gang's command: the number of this node, from 0
 ENV_TAG = "STOKER_TAG"  #: '<home>:<lease>', by which leftovers are found
 
 
@@ -95,7 +95,7 @@ class RunDir:
     def read(self, name: str) -> Any | None:
         """Contents of a JSON file of the directory, None when it is not there.
 
-        A job may write there too: what is no such file, as a pipe that nobody writes to, raises ValueError, and is not waited for.
+        A job may write there too. Anything but a plain file, such as a pipe without a writer, raises ValueError at once.
         """
         try:
             content = _read(self.path / name)
@@ -146,7 +146,7 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
     temporary = _temporary(path)
     with open(os.open(temporary, _WRITE, mode), "wb") as file:
         file.write(content)
-        file.truncate()  # not before: what was reserved for it would be given back
+        file.truncate()  # not before: the reserved space would be given back
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
@@ -173,7 +173,7 @@ def _read(path: Path) -> bytes:
         if error.errno == errno.ELOOP:
             raise ValueError(f"{path.name} is a link") from None
         raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # before a file object is made, which refuses a directory with the descriptor open
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # not by a file object, which for a directory raises and leaks the descriptor
         os.close(descriptor)
         raise ValueError(f"{path.name} is not a file")
     with open(descriptor, "rb") as file:

@@ -1,14 +1,14 @@
-"""The supervisor of one lease, what containerd's shim and conmon are: `python -m stoker.runners.lease.supervisor RUN_DIR`.
+"""The supervisor of one lease, like containerd's shim and conmon: `python -m stoker.runners.lease.supervisor RUN_DIR`.
 
 It is small and outlives the agent, so an agent can be killed, upgraded and started again while jobs train. Standard
-library only. What to run comes as JSON on standard input (see `Launch`): it holds secrets of env files, which must not
-be found on disk or in a process list.
+library only. The command comes as JSON on standard input (see `Launch`): it holds secrets of env files, which must not
+appear on disk or in a process list.
 
-- It registers by creating supervisor.json exclusively. Whoever comes second leaves: a lease is started at most once.
-- It is the subreaper of all that the command starts (PR_SET_CHILD_SUBREAPER). A grandchild that calls setsid, or whose
+- It registers by creating supervisor.json exclusively. A second supervisor leaves: a lease is started at most once.
+- It is the subreaper of all processes of the command (PR_SET_CHILD_SUBREAPER). A grandchild that calls setsid, or whose
   parents died, stays its descendant and is ended with the rest. It has no other children, so unlike in
-  github.com/NVIDIA/TensorRT-LLM/pull/16404 a kill of the tree can hit nobody else.
-- SIGTERM: stop by stop.json {reason, grace}. SIGTERM to those who can checkpoint, SIGKILL to the tree after the grace.
+  github.com/NVIDIA/TensorRT-LLM/pull/16404 a kill of the tree cannot hit a foreign process.
+- SIGTERM: stop by stop.json {reason, grace}. SIGTERM to processes that can checkpoint, SIGKILL to the tree after the grace.
 - SIGUSR1: kill now.
 - exit.json is written when all processes are gone, or when the bounded wait after SIGKILL is over (`unkillable`).
 """
@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, Protocol, TypedDict
 
 from ...engine import identity
 from ...engine.identity import Process, Stat
-from ..network.heard import LOOK, overdue_in
+from ..network.heard import LOOK_SECONDS, overdue_in
 from . import endings, processes
 from .lease_log import RotatingLog
 from .rundir import DONE, ENV_LEASE, STOP_SEEN, reserve, write_atomically
@@ -44,21 +44,21 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PIPE_BYTES = 1 << 20
 _LOOK = 0.5  #: seconds between looks at the memory of a job whose memory is limited
 _TICK = 0.05  #: seconds between looks at the process tree, only while something is being ended
-_LEFTOVER_GRACE = 2.0  #: seconds that what outlives the main process gets to end by itself
+_LEFTOVER_GRACE = 2.0  #: seconds that processes get to end by themselves after the main process
 _TAIL = 4096  #: bytes of the log's end that go into exit.json
-_EXIT_BYTES = 8 * _TAIL  #: of exit.json at most: in JSON a byte of the tail takes up to six
+_EXIT_BYTES = 8 * _TAIL  #: size of exit.json at most: in JSON a byte of the tail takes up to six
 _KILLED_FIRST = 500  #: oom_score_adj of workers: when memory runs out they go before the daemon, the agent and us
 
-TAKEN = 3  #: exit code: another supervisor, or an agent's refusal, holds this lease
+LEASE_TAKEN_EXIT = 3  #: exit code: another supervisor, or an agent's refusal, holds this lease
 
-# Wrappers that do not hand a signal on: their children must be signalled too.
+# Wrappers that do not forward signals: their children must be signalled too.
 _SHELLS = frozenset({"sh", "dash", "bash", "zsh", "ksh", "ash", "busybox", "fish"})
-# Launchers that on SIGTERM would end their ranks in their own way: only the ranks are signalled, the launcher follows them.
+# Launchers that on SIGTERM end their ranks in their own way: only the ranks are signalled, and the launcher follows them.
 _LAUNCHERS = frozenset({"torch.distributed.run", "torch.distributed.launch", "torchrun", "stoker.runners.worker.gang"})
 
 
 class Launch(TypedDict):
-    """What to run."""
+    """A command and its environment, as the agent hands it to a supervisor."""
 
     argv: list[str]
     env: dict[str, str]
@@ -67,25 +67,25 @@ class Launch(TypedDict):
     kill_wait: float  #: seconds to wait for processes after SIGKILL
     notes: NotRequired[list[str]]  #: lines that its log begins with
     turns: NotRequired[bool]  #: it is a command that shares its GPU by turns
-    heard: NotRequired[str]  #: file that says when the daemon was heard
-    grace: NotRequired[float]  #: seconds to leave, when that is too long ago
-    cold: NotRequired[str]  #: why it is started in a fresh process
+    heard: NotRequired[str]  #: file with the time at which the daemon was last heard
+    grace: NotRequired[float]  #: seconds to leave after the daemon was silent for too long
+    cold: NotRequired[str]  #: why it starts in a fresh process
     host: NotRequired[dict[str, int]]  #: memory (bytes) and cpus of this host that it may use
 
 
 class Stop(TypedDict):
-    """Contents of stop.json: why, and the seconds between the request and the kill."""
+    """Contents of stop.json: the reason, and the seconds between the request and the kill."""
 
     reason: str
     grace: float
 
 
 def register(run: Path, process: Process | None, **facts: Any) -> bool:
-    """Take the lease, for this process or, with None, so that nobody ever starts it. False: it is taken already.
+    """Take the lease, for this process or, with None, so that it is never started. False: it is taken already.
 
-    ``facts``: what else the agent is to know of who took it.
+    ``facts``: further facts for the agent about the process that took it.
 
-    A link appears whole or not at all, and fails when the name exists.
+    A hard link appears whole or not at all, and fails if the name exists.
     """
     content = {"pid": process.pid, "started": process.started, "boot_id": identity.boot_id(), **facts} if process else {"pid": None}
     temporary = run / f".supervisor.{os.getpid()}.tmp"
@@ -103,7 +103,7 @@ def read_stop(run: Path) -> Stop | None:
     try:
         content = json.loads((run / "stop.json").read_bytes())
         return Stop(reason=str(content["reason"]), grace=float(content["grace"]))
-    except (OSError, ValueError, KeyError, TypeError):  # not there, or a full disk has kept the agent from writing it
+    except (OSError, ValueError, KeyError, TypeError):  # missing, or cut short by a full disk
         return None
 
 
@@ -115,9 +115,9 @@ class Main(Protocol):
 
 
 class Supervisor:
-    """Runs the command and sees to it that at the end nothing of it is left. One thread, driven by signals and the log's pipe."""
+    """Runs the command and leaves no process of it behind. One thread, driven by signals and the log's pipe."""
 
-    warm = False  #: its worker is forked from a process that has loaded what it imports
+    warm = False  #: its worker is forked from a process that has loaded its imports
 
     def __init__(self, run: Path, launch: Launch):
         self.run_dir, self.launch = run, launch
@@ -126,21 +126,21 @@ class Supervisor:
         self.main: Main | None = None
         self.exit_code: int | None = None  #: of the main process, None while it runs
         self.stop: Stop | None = None
-        self.asked: set[Process] = set()  #: those that have been sent SIGTERM
-        self.caught = False  #: one of them had a handler for it
-        self.launchers: set[Process] = set()  #: those whose ranks have been asked
+        self.asked: set[Process] = set()  #: processes that were sent SIGTERM
+        self.caught = False  #: one of `asked` had a handler for it
+        self.launchers: set[Process] = set()  #: launchers whose ranks were sent SIGTERM
         self.kill_at: float | None = None
         self.turns: CommandTurns | None = None
-        self.look_at = 0.0  #: monotonic time at which it is looked next whether the daemon is heard
+        self.look_at = 0.0  #: monotonic time of the next look whether the daemon was heard
         self.limits: HostLimits | None = None
-        self.killed = False  #: the grace was over while processes still ran
+        self.killed = False  #: processes still ran when the grace was over
         self.kernel_kills = oom_kills()
         self.selector = selectors.DefaultSelector()
 
     def watch_signals(self) -> None:
         """Signals only wake the loop; nothing is done inside a handler."""
         self.wake, written = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whatever the starter had blocked
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # signals that the starter had blocked
         signal.set_wakeup_fd(written, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD):
             signal.signal(number, lambda *_: None)
@@ -150,18 +150,18 @@ class Supervisor:
 
     def run(self) -> None:
         """Start the command, and return when exit.json is written."""
-        if stop := read_stop(self.run_dir):  # it came before we were there to be signalled
+        if stop := read_stop(self.run_dir):  # the request came before we could be signalled
             self._write_exit("stopped", f"{stop['reason']} before it was started", stop["reason"])
             return
         if (left := self._patience()) is not None and left <= 0:
             self._write_exit("lost", f"not started: {endings.NOT_HEARD}", endings.UNHEARD)
             return
-        with contextlib.suppress(OSError):  # a disk that is full already: there may be room again at the end
-            reserve(self.run_dir / "exit.json", _EXIT_BYTES)  # else a disk that fills up makes a finished job a lost one
+        with contextlib.suppress(OSError):  # the disk is full: there may be room again at the end
+            reserve(self.run_dir / "exit.json", _EXIT_BYTES)  # else a disk that fills up would make a finished job a lost one
         try:
             self._limit()
             self._start()
-        except (OSError, ValueError, subprocess.SubprocessError) as error:  # the last: before the child became the command
+        except (OSError, ValueError, subprocess.SubprocessError) as error:  # the last one: raised before the exec of the command
             if self.limits is not None:
                 self.limits.close()
             words = f"cannot start {self.launch['argv'][0]!r} in {self.launch['cwd']}: {error}"
@@ -176,27 +176,27 @@ class Supervisor:
         self._finish(survivors)
 
     def _limit(self) -> None:
-        """Make ready what keeps it to its part of the host."""
+        """Create the limits that keep the job to its part of the host."""
         if not (host := self.launch.get("host")):
             return
         from .host_limits import HostLimits
 
         env = self.launch["env"]
         name = f"stoker-{env[ENV_LEASE]}-{os.getpid()}"
-        cuda = bool(env.get("CUDA_VISIBLE_DEVICES"))  # its driver reserves more than any limit of data would allow
+        cuda = bool(env.get("CUDA_VISIBLE_DEVICES"))  # CUDA's driver reserves more than a limit of data would allow
         self.limits = HostLimits(
             name, host.get("memory"), host.get("cpus"), measure=self._main_memory, data=not cuda,
             say=lambda words: self.log.write(f"stoker: {words}\n".encode()),
         )  # fmt: skip
 
     def _main_memory(self) -> int:
-        """Bytes that all below us take. Pages that they share are divided among them only where that matters: it takes longer."""
+        """Bytes of all processes below us. Shared pages are divided among them only where that matters, as it takes longer."""
         tree = processes.descendants(os.getpid(), processes.table())
         most = sum(found.memory for found in tree)
         return most if self.limits is None or most < (self.limits.memory or 0) / 2 else sum(map(processes.memory, tree))
 
     def _enter(self) -> None:
-        """In the child before it becomes the command: so nothing that it starts escapes."""
+        """In the child, before the exec of the command: so none of its processes escapes the limits."""
         default_signals()
         if self.limits is not None:
             self.limits.enter(os.getpid(), int(self.launch["env"][ENV_LEASE]))
@@ -207,7 +207,7 @@ class Supervisor:
         try:
             fcntl.fcntl(output, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         except OSError:
-            pass  # above the user's limit for pipes; the default size does too
+            pass  # above the user's limit for pipes; the default size will do
         try:
             self.main = self._spawn(written)
             if self.limits is not None and self.warm:
@@ -229,7 +229,7 @@ class Supervisor:
         self.turns.start()
 
     def _spawn(self, output: int) -> Main:
-        """Start the main process, with what it prints going to ``output``."""
+        """Start the main process with its output going to ``output``."""
         return subprocess.Popen(
             self.launch["argv"],
             env=self.launch["env"],
@@ -242,7 +242,7 @@ class Supervisor:
         )
 
     def _supervise(self) -> list[Stat]:
-        """Until nothing is left, or what is left will not die: answers with that."""
+        """Run until no process is left, or those left will not die; returns the latter."""
         give_up: float | None = None
         while True:
             ending = self.stop is not None or self.exit_code is not None
@@ -254,7 +254,7 @@ class Supervisor:
             self._look_for_daemon()
             if self.stop is None and self.exit_code is None:
                 continue
-            if self.turns is not None:  # who leaves does so at once, and is not stopped again
+            if self.turns is not None:  # a job that is ending is not stopped again by its turns
                 self.turns.end()
             left = [] if childless else processes.descendants(os.getpid(), processes.table())
             if not left and self.exit_code is not None:
@@ -273,26 +273,26 @@ class Supervisor:
                 return left
 
     def _patience(self) -> float | None:
-        """Seconds for which the job may go on without a word of the daemon; None: for ever."""
+        """Seconds for which the job may continue without hearing the daemon; None: for ever."""
         path = self.launch.get("heard")
         return None if path is None else overdue_in(path)
 
     def _next_look(self) -> float | None:
-        """Seconds until it is looked whether the daemon is heard, or at the memory of its job; None: at neither."""
+        """Seconds until the next look at the daemon's last word or at the job's memory; None: neither is watched."""
         looks = [] if "heard" not in self.launch else [max(self.look_at - time.monotonic(), 0.0)]
         return min([*looks, *([] if self.limits is None else [_LOOK])], default=None)
 
     def _look_for_daemon(self) -> None:
-        """Stop when the daemon was not heard for too long; what came of the grace while this host slept does not come again."""
+        """Stop when the daemon was not heard for too long; the part of the grace in which the host slept counts."""
         if self.stop is not None or self.exit_code is not None or "heard" not in self.launch or time.monotonic() < self.look_at:
             return
         left = self._patience()
-        self.look_at = time.monotonic() + (LOOK if left is None else min(max(left, 0.0), LOOK))
+        self.look_at = time.monotonic() + (LOOK_SECONDS if left is None else min(max(left, 0.0), LOOK_SECONDS))
         if left is not None and left <= 0:
             self._stop(Stop(reason=endings.UNHEARD, grace=max(self.launch.get("grace", 30.0) + left, 0.0)))
 
     def _ask(self, left: list[Stat]) -> None:
-        """SIGTERM, once each, to those who decide for the others. A process that is stopped would not hear it."""
+        """SIGTERM, once each, to the processes that decide for the others. Stopped ones are continued first, as they would not hear it."""
         for found in left:
             if found.state == "T":
                 processes.send(found.process, signal.SIGCONT)
@@ -303,7 +303,7 @@ class Supervisor:
                 processes.send(process, signal.SIGTERM)
 
     def _deciders(self, left: list[Stat]) -> list[Process]:
-        """Whom to ask to leave: our children; of a shell its children too, of a gang's launcher its ranks.
+        """The processes to ask: our children; for a shell also its children, for a gang's launcher its ranks.
 
         Not the whole process group: loader workers die of SIGTERM, which breaks the very step that the main process
         wants to finish and save (pytorch raises 'DataLoader worker is killed by signal').
@@ -318,7 +318,7 @@ class Supervisor:
                 own = children.get(found.pid, [])
                 if own and is_launcher(found.pid):
                     self.launchers.add(found.process)
-                launches = found.process in self.launchers  # also when its ranks have left: it is about to follow them
+                launches = found.process in self.launchers  # also after its ranks have left: it will follow them
                 if not launches:
                     deciders.append(found.process)
                 if launches or processes.command(found.pid) in _SHELLS:
@@ -335,7 +335,7 @@ class Supervisor:
             self._stop(Stop(reason=found["reason"], grace=0.0))
 
     def _stop(self, stop: Stop) -> None:
-        """A later request may shorten the grace, never lengthen it; its reason counts, unless the main process has ended before."""
+        """Begin to stop. A later request may shorten the grace, never lengthen it; its reason counts unless the main process has ended."""
         until = time.monotonic() + stop["grace"]
         self.kill_at = until if self.kill_at is None else min(self.kill_at, until)
         if self.exit_code is None:
@@ -345,11 +345,11 @@ class Supervisor:
         data = os.read(self.output, _PIPE_BYTES)
         if data:
             self.log.write(data)
-        else:  # everybody has closed it
+        else:  # all writers have closed it
             self.selector.unregister(self.output)
 
     def _reap(self) -> bool:
-        """Whether no child is left, and so, as orphans below us become our children, nothing at all."""
+        """Reap children. True: none is left, and so no process at all, as orphans below us become our children."""
         assert self.main is not None
         while True:
             try:
@@ -362,11 +362,11 @@ class Supervisor:
                 self.exit_code = self.main.returncode = os.waitstatus_to_exitcode(status)
 
     def _drain(self) -> None:
-        """The rest of the output that is in the pipe."""
+        """Read the rest of the output from the pipe."""
         while self.output in self.selector.get_map():
             try:
                 self._on_output()
-            except BlockingIOError:  # held open by a process that could not be killed
+            except BlockingIOError:  # a process that could not be killed holds it open
                 return
 
     def _finish(self, survivors: list[Stat]) -> None:
@@ -421,14 +421,14 @@ class Supervisor:
 
 
 def write_exit(run: Path, *, outcome: str, message: str | None, **more: Any) -> dict[str, Any]:
-    """Write exit.json: the last word on a lease, by its supervisor, or by the agent when there is or was none."""
+    """Write exit.json, the final state of a lease: by its supervisor, or by the agent where there is none."""
     content = {"exit_code": None, "ended_at": time.time(), **more, "outcome": outcome, "message": message}
     write_atomically(run / "exit.json", json.dumps(content).encode())
     return content
 
 
 def default_signals() -> None:
-    """A job starts with default dispositions and an empty mask: what we, or whoever started Stoker, ignore or block is inherited."""
+    """Start a job with default signal dispositions and an empty mask: it would inherit ours, and those of Stoker's own parent."""
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -443,7 +443,7 @@ def is_launcher(pid: int) -> bool:
 
 
 def oom_kills() -> int:
-    """Processes of our cgroup that the kernel has killed for want of memory, 0 where it cannot be read."""
+    """How many processes of our cgroup the kernel has killed for lack of memory; 0 where it cannot be read."""
     try:
         groups = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
     except OSError:
@@ -468,18 +468,18 @@ def main(argv: list[str]) -> int:
     try:
         launch: Launch = json.load(sys.stdin)
     except ValueError:
-        return 1  # the agent died before it had said what to run: nothing has been started, the next one begins anew
+        return 1  # the agent died before it sent the command: nothing was started, and the next agent begins anew
     return supervise(Supervisor(run, launch))
 
 
 def supervise(supervisor: Supervisor) -> int:
-    """Take the lease and see it through; the exit code."""
+    """Take the lease and run it to its end; returns the exit code."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
     supervisor.watch_signals()
     facts = {"warm": supervisor.warm, "cold": supervisor.launch.get("cold"), "fences": "heard" in supervisor.launch}
     if not register(supervisor.run_dir, processes.myself(), **facts):
-        return TAKEN
+        return LEASE_TAKEN_EXIT
     supervisor.run()
     return 0
 

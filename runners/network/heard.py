@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ...engine.identity import boot_clock
 
-LOOK = 1.0  #: seconds between looks: a host that has slept wakes with its jobs
+LOOK_SECONDS = 1.0  #: seconds between looks: a host that has slept wakes with its jobs
 _RENEWALS = 20  #: of the file, while it will do
 
 

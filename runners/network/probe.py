@@ -11,17 +11,17 @@ from ...engine.errors import Conflict
 from ...engine.protocol import Assignment, PlaceTold, SharedPlace
 from ..lease.rundir import RunDir, checkpoints_of
 
-PROBE = "place"  #: file in which the name stands
+PROBE_FILE = "place"  #: file in which the name stands
 
 
 def own_place(home: Path) -> str:
     """The home, whose checkpoints all runners of this home read, on whichever host: the first one gives it a name."""
-    probe = home / PROBE
+    probe = home / PROBE_FILE
     for _ in range(2):
         with contextlib.suppress(FileNotFoundError):
             if name := probe.read_text().strip():
                 return name
-        made = home / f".{PROBE}.{os.getpid()}"
+        made = home / f".{PROBE_FILE}.{os.getpid()}"
         made.write_text(f"{secrets.token_hex(8)}\n")
         with contextlib.suppress(FileExistsError):
             os.link(made, probe)  # two runners may begin together
@@ -42,8 +42,8 @@ def shared_place(shared: SharedPlace) -> PlaceTold:
             )
         if not shared.known:
             folder.mkdir(exist_ok=True)
-            (folder / PROBE).write_text(shared.name)
-        found = (folder / PROBE).read_text().strip()
+            (folder / PROBE_FILE).write_text(shared.name)
+        found = (folder / PROBE_FILE).read_text().strip()
         (writable := folder / f".{os.getpid()}.{secrets.token_hex(4)}").touch()
         writable.unlink()
     except FileNotFoundError:
@@ -53,14 +53,14 @@ def shared_place(shared: SharedPlace) -> PlaceTold:
     if found != shared.name:
         raise Conflict(
             f"runners.checkpoints: {shared.path} on this host is not the directory that the other runners share: the probe file "
-            f"{folder / PROBE} is not there; mount it, or take it out of config.toml"
+            f"{folder / PROBE_FILE} is not there; mount it, or take it out of config.toml"
         )
     return PlaceTold(name=shared.name, path=str(folder))
 
 
 def place_of_checkpoints(run: RunDir, assignment: Assignment) -> str | None:
     """The name of the place in which a lease leaves checkpoints; None: its home has none, as no agent of this version ran there."""
-    probe = checkpoints_of(run, assignment).parents[1] / PROBE if assignment.checkpoints else run.home / PROBE
+    probe = checkpoints_of(run, assignment).parents[1] / PROBE_FILE if assignment.checkpoints else run.home / PROBE_FILE
     try:
         return probe.read_text().strip() or None
     except OSError:

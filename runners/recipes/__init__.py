@@ -66,6 +66,7 @@ class Recipe:
     texts: bool = True  #: its backbone reads texts, by a tokenizer
     kind: Kind = "train"  #: of its jobs, unless they say another one
     answers: bool = False  #: its jobs may be of kind infer
+    samples: tuple[str, ...] = ()  #: parameters that bound its samples and nothing else: a server is built with one of each
 
     def resolve(self, given: Mapping[str, Any], backbone: str | None = None) -> dict[str, Any]:
         """All parameters: those given, checked, and the defaults of the others. The job's ``backbone`` is a parameter of some recipes."""
@@ -216,6 +217,7 @@ RECIPES: dict[str, Recipe] = {
             },
             _TEXT_LIBRARIES,
             answers=True,
+            samples=("limit", "eval_limit"),
         ),
         Recipe(
             "image-classifier",

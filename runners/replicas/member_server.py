@@ -25,7 +25,6 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
     member: Member
     lighthouse: str = ""  #: that it uses, empty: none yet
-    own: str = ""  #: that it runs itself
     finished: bool = False  #: it has done all steps
     trained: int = 0  #: bytes of the state that follow, where one was asked for
 

@@ -7,6 +7,7 @@ point of failure, and what keeps two groups from training side by side is `decid
 - Where none of them lives, or no step was ever taken, the daemon's word begins the group: with the oldest living lease, more than half
   of the living ones, and at first so many as the job wants at least. Not beside a living one that has taken a step and is not there,
   and not anew where there is a checkpoint that none of these has.
+- One that says that it leaves takes no further step, so it counts as ended before the daemon says so.
 - Whoever has another state than the farthest copies it, also from an older checkpoint of its own.
 - Without enough of them they wait, and say for what.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 import msgspec
@@ -39,6 +40,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     tries: int = 0  #: all-reduces that have failed
     seconds: float | None = None  #: that it computed for its newest step, None: not known
     store: str = ""  #: host:port of its store, over which the processes of a group meet
+    own: str = ""  #: the lighthouse that it runs
+    leaving: bool = False  #: it takes no further step: the others need not wait for it
     unreached: tuple[int, ...] = ()  #: leases that do not answer it
     reached: bool = False  #: its evaluation has met the target
     facts: dict[str, str] = {}  #: what has to be the same with all: model, data, …
@@ -61,6 +64,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     source: Member | None = None  #: whose state is the group's
     shares: dict[int, Share] = {}  #: of each lease; of those who copy their state none
     reached: bool = False
+    left: bool = False  #: some of those who were there are to be waited for no more
+    useless: bool = False  #: of the group's checkpoint nothing is here, and no task that has it has a GPU
 
     def lags(self, lease: int) -> bool:
         return self.verdict == "go" and lease not in self.shares
@@ -75,15 +80,18 @@ def decide(me: Member, present: Sequence[Member], batch: int, least: int) -> Dec
     word = newest(present)
     if (twin := next((one for one in present if one.index == me.index and one.lease > me.lease), None)) is not None:
         return Decision(verdict="leave", why=f"task {me.index} runs again as lease {twin.lease}; this one, lease {me.lease}, is an old one")
-    present = _without_twins(present)
-    source = farthest(present)
+    leaving = frozenset(one.lease for one in present if one.leaving)
+    stay = [one for one in _without_twins(present) if one.lease not in leaving]
+    source = farthest(stay)
     if (wrong := other_facts(me, source)) is not None:
         return Decision(verdict="leave", why=wrong)
-    alike = sorted((one for one in present if one.facts == source.facts), key=lambda one: one.index)
+    alike = sorted((one for one in stay if one.facts == source.facts), key=lambda one: one.index)
+    left = len(alike) < len(present)
     members = reaching(alike)
     source = farthest(members)
-    if (why := objection(members, source, word, least)) is not None:
-        return Decision(verdict="wait", why=why, members=members, source=source)
+    if (why := objection(members, source, word, least, leaving)) is not None:
+        useless = _useless(members, source, word)
+        return Decision(verdict="wait", why=why, members=members, source=source, left=left, useless=useless)
     if all(one.lease != me.lease for one in members):
         cut = ", ".join(f"task {one.index}" for one in alike if _cut(me, one))
         return Decision(verdict="wait", why=f"it and {cut} do not reach each other; the others go on until they do: check the network")
@@ -95,6 +103,7 @@ def decide(me: Member, present: Sequence[Member], batch: int, least: int) -> Dec
         source=source,
         shares={one.lease: share for one, share in zip(able, found, strict=True)},
         reached=any(one.reached for one in able),
+        left=left,
     )
 
 
@@ -128,11 +137,15 @@ def same_state(one: Member, source: Member) -> bool:
     return one.lease == source.lease or (one.step == source.step and one.history == source.history != "")
 
 
-def objection(members: Sequence[Member], source: Member, word: ReplicaGroup | None, least: int) -> str | None:
-    """Why these may not take a step, None: they may."""
+def objection(
+    members: Sequence[Member], source: Member, word: ReplicaGroup | None, least: int, leaving: Collection[int] = ()
+) -> str | None:
+    """Why these may not take a step, None: they may. ``leaving``: leases that have said that they take no more."""
     here = {one.lease for one in members}
-    living = [lease for lease in source.last if word is None or any(lease == one.lease for one in word.members)]
-    if living:
+    last = [lease for lease in source.last if word is None or any(lease == one.lease for one in word.members)]
+    if last and not (living := [lease for lease in last if lease not in leaving]):
+        return f"all who took step {source.step} are leaving: waiting for the daemon's word that they have ended"
+    if last:
         there = here.intersection(living)
         if 2 * len(there) > len(living):
             return None
@@ -156,6 +169,14 @@ def objection(members: Sequence[Member], source: Member, word: ReplicaGroup | No
     if 2 * len(here.intersection(living)) <= len(living):
         return f"{len(here)} of {len(living)} members are here, and it takes more than half to begin"
     return None
+
+
+def _useless(members: Sequence[Member], source: Member, word: ReplicaGroup | None) -> bool:
+    """Whether these only keep GPUs from the tasks that have the group's checkpoint."""
+    if word is None or not word.saved or source.history or word.stepped:
+        return False
+    indexes = {one.index for one in members} | {one.index for one in word.members}
+    return indexes.isdisjoint(word.saved)
 
 
 def _named(word: ReplicaGroup | None, lease: int | None) -> str:

@@ -6,7 +6,9 @@ Which one is in use is asked of the members: that of the farthest of those who t
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import os
 import queue
 import threading
@@ -33,6 +35,7 @@ _ASK = 1.0  #: seconds that a member has to answer
 _SLOWEST = 20.0  #: seconds that a step may take of which nothing is known yet
 _LINK = 10e6  #: bytes a second, of the slowest link over which a state is copied
 _SAY = 30.0  #: seconds between two lines that tell why it waits
+_GOODBYE = 5.0  #: seconds for which one that leaves waits until the others have heard it
 
 
 class Finished(Exception):
@@ -79,6 +82,7 @@ class Group:
         self.lost = 0.0  #: seconds in which others were waited for, or an all-reduce had failed
         self.gaps = 0  #: times that the group had to form anew after it had taken a step
         self.finished = False
+        self.gives_way = False  #: it has left as it only kept its GPU from the group's checkpoint
         self._lighthouse = ""  #: in use
         self._client: Any = None  #: of that
         self._heard = 0.0  #: when that answered last
@@ -90,14 +94,10 @@ class Group:
         host = settings.host
         store: Any = distributed.TCPStore  # type: ignore[attr-defined]
         self._store = store(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=settings.quorum_timeout))
-        milliseconds = int(settings.quorum_timeout * 1000)
-        self._server = LighthouseServer(
-            bind=f"{_bracketed(host)}:0", min_replicas=1, join_timeout_ms=milliseconds, quorum_tick_ms=20,
-            heartbeat_timeout_ms=max(milliseconds // 2, 500),
-        )  # fmt: skip
-        self._own = f"http://{_bracketed(host)}:{self._server.address().rpartition(':')[2]}"
+        self._lighthouse_server: Any = LighthouseServer
+        self._serve()
         self.me = Member(group=settings.group, lease=settings.lease, index=settings.index, address="", step=0,
-                         store=f"{_bracketed(host)}:{self._store.port}")  # fmt: skip
+                         store=f"{_bracketed(host)}:{self._store.port}", own=self._own)  # fmt: skip
         try:
             self._answers = MemberServer(host, settings.port, settings.group, self._status)
         except OSError as error:
@@ -113,18 +113,29 @@ class Group:
         self.me = Member(**{name: getattr(self.me, name) for name in self.me.__struct_fields__} | now)
 
     def _status(self) -> Status:
-        return Status(member=self.me, lighthouse=self._lighthouse, own=self._own, finished=self.finished)
+        return Status(member=self.me, lighthouse=self._lighthouse, finished=self.finished)
+
+    def _serve(self) -> None:
+        """Run a lighthouse."""
+        host, milliseconds = _bracketed(self.settings.host), int(self.settings.quorum_timeout * 1000)
+        self._server = self._lighthouse_server(
+            bind=f"{host}:0", min_replicas=1, join_timeout_ms=milliseconds, quorum_tick_ms=20,
+            heartbeat_timeout_ms=max(milliseconds // 2, 500),
+        )  # fmt: skip
+        self._own = f"http://{host}:{self._server.address().rpartition(':')[2]}"
 
     # ---- who takes part ----
 
     def meet(self) -> Decision:
         """Wait until this member may take part in the next step.
 
-        Interrupted: the job is asked to stop; Finished: no step is left; UsageError: it must not be in the group.
+        Interrupted: the job is asked to stop, and the others know that it leaves; Finished: no step is left; UsageError: it must not be
+        in the group.
         """
         began, anew = time.monotonic(), False
+        useful = began  #: when it was, or may have been, of use
         while True:
-            if self._stop():
+            if self._stop() and self._client is None:
                 raise Interrupted
             decision = self._met()
             if decision.verdict == "leave":
@@ -139,7 +150,12 @@ class Group:
                 continue
             anew = True
             self._say(decision.why)
-            self._pause(_PAUSE)
+            if not decision.useless:
+                useful = time.monotonic()
+            elif time.monotonic() - useful > 2 * self.settings.quorum_timeout:
+                self.gives_way = True
+                raise Interrupted
+            time.sleep(_PAUSE)
 
     def _met(self) -> Decision:
         """What follows from who is there."""
@@ -147,7 +163,7 @@ class Group:
         if word is not None:  # who has ended need not be asked any more
             living = {one.lease for one in word.members}
             self._cut = {lease: address for lease, address in self._cut.items() if lease in living}
-        self.tell(word=word, unreached=tuple(self._cut))
+        self.tell(word=word, unreached=tuple(self._cut), leaving=self._stop())
         if word is not None and word.done:
             raise Finished(self._final_state(ask_all(self._others(), self.settings.group, _ASK)))
         if self._client is None:
@@ -161,15 +177,27 @@ class Group:
             self._lighthouse, self._client = "", None
             return Decision(verdict="wait", why=self._nobody)
         decision = decide(self.me, present, self.settings.batch, self.settings.least)
+        if decision.left and decision.members:
+            self._leave_behind(decision)
         if decision.verdict == "wait":
             self._seek()
         return decision
+
+    def _leave_behind(self, decision: Decision) -> None:
+        """Meet at another lighthouse from now on: the one in use would wait for those who have left until they are silent for long."""
+        others = [one.own for one in decision.members if one.own != self._lighthouse]
+        if not others:  # it is alone, at its own
+            self._server.shutdown()
+            self._serve()
+            self.tell(own=self._own)
+        self._use(others[0] if others else self._own)
 
     def _seek(self) -> None:
         """Choose the lighthouse: that of the farthest member that trains, or else of the one with which a group begins."""
         answers = ask_all(self._others(), self.settings.group, _ASK)
         if any(status.finished for status in answers):
             raise Finished(self._final_state(answers))
+        answers = [status for status in answers if not status.member.leaving]
         best = farthest([self.me, *(status.member for status in answers)])
         if best.took_part:
             first = best.lease
@@ -182,7 +210,7 @@ class Group:
             return
         for status in answers:
             if status.member.lease == first:
-                self._use(status.lighthouse if best.took_part else status.own)
+                self._use(status.lighthouse if best.took_part else status.member.own)
 
     def _use(self, lighthouse: str) -> None:
         if not lighthouse or (lighthouse == self._lighthouse and self._client is not None):
@@ -204,11 +232,45 @@ class Group:
     def _name(self) -> str:
         return f"{self.me.index}.{self.me.lease}"
 
+    def leave(self) -> None:
+        """Tell the others that it takes no further step, unless they know."""
+        if not self.me.leaving and self._client is not None:
+            self.tell(leaving=True)
+            with contextlib.suppress(Interrupted, _Silent):
+                self._quorum()
+
     def _quorum(self) -> list[Member]:
-        """All who are there, as the lighthouse tells them. _Silent: it does not."""
+        """All who are there, as the lighthouse tells them. _Silent: it does not; Interrupted: they know that this one leaves.
+
+        One that is asked to stop while it waits says so, but takes the step if the others have counted on it meanwhile.
+        """
+        result: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._join(result)
+        until = time.monotonic() + _GOODBYE if self.me.leaving else math.inf
+        while True:
+            try:
+                found = result.get(timeout=_POLL)
+            except queue.Empty:
+                if self._stop() and not self.me.leaving:
+                    self.tell(leaving=True)
+                    self._join(result)
+                    until = time.monotonic() + _GOODBYE
+                if time.monotonic() > until:
+                    raise Interrupted from None
+                if time.monotonic() - self._heard > self.settings.quorum_timeout:  # no sign of the lighthouse either
+                    raise _Silent from None
+                continue
+            if isinstance(found, Exception):
+                log.debug("no quorum at %s: %s", self._lighthouse, found)
+                raise _Silent
+            if any(one.lease == self.me.lease and one.leaving for one in found):
+                raise Interrupted
+            return [one for one in found if one.group == self.me.group]
+
+    def _join(self, result: queue.SimpleQueue[Any]) -> None:
+        """Ask the lighthouse who takes the next step: the answer, or what went wrong, comes when all are there."""
         client, me = self._client, self.me
         wait = timedelta(seconds=3 * self.settings.quorum_timeout)
-        result: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
         def call() -> None:
             try:
@@ -219,19 +281,6 @@ class Group:
                 result.put(error)
 
         threading.Thread(target=call, name="quorum", daemon=True).start()
-        while True:
-            try:
-                found = result.get(timeout=_POLL)
-            except queue.Empty:
-                if self._stop():
-                    raise Interrupted from None
-                if time.monotonic() - self._heard > self.settings.quorum_timeout:  # no sign of the lighthouse either
-                    raise _Silent from None
-                continue
-            if isinstance(found, Exception):
-                log.debug("no quorum at %s: %s", self._lighthouse, found)
-                raise _Silent
-            return [one for one in found if one.group == me.group]
 
     def _beat(self) -> None:
         """Signs of life, while there is a group to be in."""
@@ -252,11 +301,6 @@ class Group:
         for lease, address in list(self._cut.items()):
             if ask_all([address], self.settings.group, _BEAT):
                 self._cut.pop(lease, None)
-
-    def _pause(self, seconds: float) -> None:
-        if self._stop():
-            raise Interrupted
-        time.sleep(seconds)
 
     def _say(self, why: str) -> None:
         if time.monotonic() - self._said >= _SAY or why != self._why:

@@ -98,11 +98,18 @@ class ReplicaTrainer(Trainer):
                 self.group.tell(reached=self.reached)
                 self._take_step()
         except Interrupted:
+            if self.group.gives_way:  # the last line of its log is why its lease has ended
+                log.info("gives its GPU back: a task that has the group's checkpoint needs one first")
+                return False
             return self._leave(rng.get_state())
         except Finished as end:
             return self._finished(end)
         self.watch.tell()
         return self._end()
+
+    def _leave(self, generators: Any) -> bool:
+        self.group.leave()
+        return super()._leave(generators)
 
     def _end(self) -> bool:
         self.group.finish(self._packed())

@@ -1,8 +1,9 @@
 """A job of ``kind: infer``: it answers requests until it is asked to stop.
 
 Requests wait in a bounded queue, are prepared on a thread of their own (`Task.prepare`: decoding, tokenising), and are computed in batches
-by the main thread, under the turn of its GPU as a training does: with the job's priority, pausing in place for a higher one, and giving
-way to equals after each batch. It tells Stoker what it has seen of latencies, a row a minute and more often while it is busy.
+by the main thread, under the turn of its GPU as a training does: with the job's priority, pausing in place for a higher one, and giving way
+to equals after each batch; for requests that wait already it keeps the turn. It tells Stoker what it has seen of latencies, a row a minute
+and more often while it is busy.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import traceback
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from ..train.checkpoint import weights_of
 from ..train.task import Task
 from ..worker import script
 from ..worker.ranks import Ranks
+from .replayed_step import free, tell_kept
 from .request_socket import MOST_CLIENTS, Caller, RequestSocket
 from .yielding import Yielding
 
@@ -83,10 +86,12 @@ class Server:
     """The model of a task, at a socket in ``run_dir``.
 
     ``weights``: a file, or a directory of checkpoints; None: as the task builds it. ``hang``: seconds without a sign of life after which
-    it is taken to hang, where its job says them.
+    it is taken to hang, where its job says them. ``frees``: between its batches it keeps nothing but its weights, and pauses in none.
     """
 
-    def __init__(self, task: Task, serve: Serve, weights: Path | None, ranks: Ranks, run_dir: Path, hang: float | None = None) -> None:
+    def __init__(
+        self, task: Task, serve: Serve, weights: Path | None, ranks: Ranks, run_dir: Path, hang: float | None = None, *, frees: bool = False
+    ) -> None:
         if task.answer is None:
             raise UsageError("kind: infer: the task has no answer(model, requests), so it cannot serve; see docs/sharing.md")
         self.task, self.serve, self.answer, self.device = task, serve, task.answer, ranks.device
@@ -97,6 +102,9 @@ class Server:
             log.info("serves with %d tensors of %s", len(taken), where)
         self.model = task.model.to(self.device).eval()
         self.sharing = Yielding((), self.device)
+        if frees:
+            tell_kept(self.device)
+            self.sharing.free_by(partial(free, self.device))
         self.sign = min(SIGN, hang / 4) if hang is not None else SIGN
         self.answered = 0
         self._lock = threading.Condition()
@@ -122,11 +130,20 @@ class Server:
                 if not all(thread.is_alive() for thread in self._threads):
                     raise StokerError("a thread of the server has ended; its log has the traceback")
                 if batch := self._batch():
-                    self._compute(batch)
+                    with self.sharing:
+                        self._compute(batch)
+                        while self._goes_on():  # it would wait for a pause of who has the turn meanwhile, at each batch
+                            self._tell()
+                            if batch := self._batch():
+                                self._compute(batch)
                 self._tell()
         finally:
             self._leave()
         log.info("asked to stop: %d requests were answered", self.answered)
+
+    def _goes_on(self) -> bool:
+        """Whether it has requests to compute at once, and keeps the turn for them."""
+        return bool(self._ready) and not self.serve.delay and self.sharing.may_go_on and not script.should_stop()
 
     # ---- what comes ----
 
@@ -204,7 +221,7 @@ class Server:
 
     def _compute(self, batch: Sequence[_Waiting]) -> None:
         try:
-            with self.sharing, torch.no_grad():
+            with torch.no_grad():
                 answers = self._answers([one.request for one in batch])
         except Interrupted:
             answers = [{"error": _STOPS}] * len(batch)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from ...engine.protocol import Assignment
 from ..host.gpus import Devices
 from ..host.runs import Run
 from ..lease import processes
@@ -114,3 +115,9 @@ class SlotTurns:
 
     def _places(self) -> list[Path]:
         return [Path(path) for path in sorted({path for path, _ in self._told.values() if path is not None})]
+
+
+def memory_together(leases: Sequence[Assignment]) -> int:
+    """Bytes that they take of a GPU together: what each keeps, and what one more needs that has the turn."""
+    kept = [min(lease.kept_memory or lease.gpu_memory, lease.gpu_memory) for lease in leases]
+    return sum(kept) + max((lease.gpu_memory - own for lease, own in zip(leases, kept, strict=True)), default=0)

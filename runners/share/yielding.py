@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,10 @@ log = logging.getLogger(__name__)
 _computes: ContextVar[bool] = ContextVar("computes", default=False)
 
 
+class Dropped(BaseException):
+    """A step is given up. Not an Exception, as a model may catch those and go on."""
+
+
 class Yielding:
     """``with`` it a training computes. The file `TURN` of its run directory, written by the agent, says whether there are turns to take."""
 
@@ -43,6 +48,8 @@ class Yielding:
         self._turn: Turn | None = None
         self._hooks: list[Any] = []
         self._armed = False  #: it computes
+        self._free: Callable[[], None] | None = None  #: gives memory back before another one has the turn
+        self._in_step: bool | None = None  #: of one that gives memory back: whether it drops its step for others, None: it is in no step
         self.pauses, self.paused = 0, 0.0  #: how often, and seconds
         script.yield_by(self._look)
 
@@ -56,8 +63,40 @@ class Yielding:
     def __exit__(self, *error: object) -> None:
         self._armed = False
         if self._turn is not None:
-            self._settle()
+            self._let_go()
             self._turn.give()
+
+    def free_by(self, free: Callable[[], None]) -> None:
+        """Steps are dropped for others and not paused, so between turns nothing is on the GPU but what ``free`` leaves there."""
+        self._free = free
+
+    @property
+    def takes_turns(self) -> bool:
+        return self._turn is not None
+
+    @property
+    def may_go_on(self) -> bool:
+        """Between two pieces of work: whether nobody waits who is before us, or as urgent."""
+        return self._turn is None or not self._turn.wanted(by_equals=True)
+
+    @contextmanager
+    def step(self, *, dropped: bool) -> Iterator[None]:
+        """Of one that gives memory back. ``dropped``: it ends with `Dropped` for a higher priority; else nobody is let in."""
+        self._in_step = dropped
+        try:
+            yield
+        finally:
+            self._in_step = None
+
+    def pause(self) -> None:
+        """Give way, and go on when the turn comes back."""
+        if self._turn is None:
+            return
+        began = time.perf_counter()
+        self._let_go()
+        self._turn.pause()
+        self.pauses += 1
+        self.paused += time.perf_counter() - began
 
     def close(self) -> None:
         if self.pauses:
@@ -78,21 +117,34 @@ class Yielding:
         if self._turn is not None:
             self._hooks = [register_module_forward_pre_hook(self._before_module)]
             self._hooks += [parameter.register_post_accumulate_grad_hook(self._look) for parameter in self._trained]  # type: ignore[no-untyped-call]
-            batches.between = self._look
+            batches.between = self._look_between
 
     def _before_module(self, module: nn.Module, inputs: Any) -> None:
         if self._armed and _computes.get():  # modules of threads that load are none of the model's
             self._look()
 
     def _look(self, *_: Any) -> None:
-        turn = self._turn
-        if not self._armed or turn is None or not turn.wanted():
-            return
-        began = time.perf_counter()
+        """In the middle of something: whoever pauses here keeps what it has computed."""
+        if self._is_wanted() and (self._free is None or self._in_step):
+            self._give_way()
+
+    def _look_between(self) -> None:
+        """Between two items of a loop, also of one that loads."""
+        if _computes.get() and self._is_wanted() and self._in_step is not False:
+            self._give_way()
+
+    def _is_wanted(self) -> bool:
+        return self._armed and self._turn is not None and self._turn.wanted()
+
+    def _give_way(self) -> None:
+        if self._in_step:
+            raise Dropped
+        self.pause()
+
+    def _let_go(self) -> None:
         self._settle()
-        turn.pause()
-        self.pauses += 1
-        self.paused += time.perf_counter() - began
+        if self._free is not None:
+            self._free()
 
     def _settle(self) -> None:
         """What has been launched computes still."""

@@ -18,6 +18,7 @@ import torch
 from ...engine.errors import StokerError, UsageError, nearest
 from ...engine.spec.model import PipelineOptions, Reuse, Stop
 from ..share.input_groups import InputGroup
+from ..share.replayed_step import ReplayedStep
 from ..share.yielding import Yielding
 from ..worker import script
 from ..worker.ranks import Ranks, any_rank
@@ -77,6 +78,8 @@ class Trainer:
         self.model, self.parallel = task.model, self.work.place(task.model)
         self.optimizer = self.work.optimizer
         self.sharing = Yielding(self.model.parameters(), ranks.device)
+        if isinstance(self.work, ReplayedStep):
+            self.work.share_by(self.sharing)
         self.scheduler = task.scheduler(self.optimizer, self.total) if task.scheduler else None
         self.reusing = Reusing(reuse, task, self.total, self.order, ranks) if reuse is not None else None
         self.step = 0

@@ -1,10 +1,9 @@
 """A process that has imported torch and a recipe, and forks the supervisors of jobs.
 
-    python -P -m stoker.runners.warm.fork_server PLACE KEY [RECIPE [BACKBONE]]
+    python -P -m stoker.runners.warm.fork_server [RECIPE [BACKBONE]]
 
 Its standard input is a socket of the agent's. Each message there carries the socket of one request; the child reads that one, so the
-server holds no secrets and no slow client blocks it. When the agent is gone the server waits a minute for the next one of its place
-(server_names.py), and leaves when none comes; what it has forked goes on.
+server holds no secrets and no slow client blocks it. The server leaves when its agent is gone; what it has forked goes on.
 
 It has computed nothing, has not touched CUDA, and has one thread, or it leaves before it serves: a fork copies no other thread, and locks
 that those hold stay taken in the child for ever. What it says to an agent is one line: "ready" and what it has taken from the world
@@ -22,7 +21,6 @@ import logging
 import multiprocessing
 import os
 import platform
-import select
 import signal
 import socket
 import struct
@@ -39,27 +37,24 @@ from .. import packages
 from ..lease import supervisor
 from ..lease.rundir import ENV_LEASE, ENV_NAME, ENV_TAG
 from ..lease.supervisor import Launch, Supervisor, default_signals
-from . import held, loaded_state, server_names
+from . import held, loaded_state
 
-LENGTH = struct.Struct("!I")  #: of the request that follows it
+LENGTH_PREFIX = struct.Struct("!I")  #: of the request that follows it
 TAG_PLACE = 600  #: bytes of environment in which a child's tag is written
-READY = "stoker-warm"  #: name of a server that serves, as `ps` and `top` show it
-_PR_SET_NAME = 15
+READY_NAME = "stoker-warm"  #: name of a server that serves, as `ps` and `top` show it
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _NICE = 10
 _PATIENCE = 5.0  #: seconds for a request to be there
-_ORPHANED = 60.0  #: seconds for the next agent to come
 _reading = loaded_state.Reading()
 
 
 def main() -> int:
-    place, key, *what = sys.argv[1:]
     control = socket.socket(fileno=0)
-    recipe, backbone = (*what, "", "")[:2]
-    listener = server_names.listen(server_names.ServerName(place, key, os.getpid(), recipe, backbone)) if place else None
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # while it loads, which may hang, it does not look at its socket
     try:
         directories = loaded_state.directories()
         with _reading:
-            niced(load, what)
+            niced(load, sys.argv[1:])
         read = loaded_state.files(loaded_state.began(), packages.given_out)
         told = json.dumps({
             "modules": sorted(loaded()), "packages": loaded_state.packages(), "environment": _reading.before, "read": _reading.read,
@@ -73,12 +68,10 @@ def main() -> int:
     gc.collect()
     gc.freeze()  # a collection would write to every object, and so copy every page
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
-    while True:
-        _say(control, f"ready {told}")
-        show_name(READY)  # not before: that line is longer than what a socket holds, so the agent has heard nearly all of it by now
-        serve(control, listener)
-        if listener is None or not succeeded(control, listener):
-            return 0
+    _say(control, f"ready {told}")
+    show_name(READY_NAME)  # not before: that line is longer than what a socket holds, so the agent has heard nearly all of it by now
+    serve(control)
+    return 0
 
 
 def loaded() -> set[str]:
@@ -89,18 +82,6 @@ def loaded() -> set[str]:
 def _say(control: socket.socket, line: str) -> None:
     with contextlib.suppress(OSError):  # the agent has gone
         control.sendall(line.encode() + b"\n")
-
-
-def succeeded(control: socket.socket, listener: socket.socket) -> bool:
-    """Wait for the next agent, and have its connection in the place of the former one's. False: none has come."""
-    end = time.monotonic() + _ORPHANED
-    while (left := end - time.monotonic()) > 0 and select.select([listener], [], [], left)[0]:
-        connection, _ = listener.accept()
-        with connection:
-            if server_names.peer(connection) is not None:
-                os.dup2(connection.fileno(), control.fileno())
-                return True
-    return False
 
 
 def niced(function: Callable[[Sequence[str]], None], argument: Sequence[str]) -> None:
@@ -130,11 +111,12 @@ def load(what: Sequence[str]) -> None:
     """Import what a worker imports until its first step. ``what``: a recipe or none, and a backbone of it or none."""
     gc.disable()
     import torch
-    import torch._dynamo
     import torch.utils.data
 
+    from ..worker import late_dynamo, ranks, worker  # noqa: F401
+
+    late_dynamo.put_off()
     from ..train import profiling_run, rng, trainer  # noqa: F401
-    from ..worker import ranks, worker  # noqa: F401
 
     with torch.autograd.profiler.record_function(""):
         pass  # it imports more when it is first used, which is in the first step of an optimizer
@@ -181,7 +163,7 @@ def _in_a_fork(question: Callable[[], bool]) -> bool:
     return os.waitpid(child, 0)[1] != 0
 
 
-def serve(control: socket.socket, listener: socket.socket | None) -> None:
+def serve(control: socket.socket) -> None:
     """Fork a supervisor for each request, until the other end is closed."""
     while True:
         try:
@@ -196,17 +178,15 @@ def serve(control: socket.socket, listener: socket.socket | None) -> None:
             except OSError:  # no memory, too many processes: the agent sees its socket closed and starts the job cold
                 child = -1
             if child == 0:
-                _begin(control, listener, descriptor)
+                _begin(control, descriptor)
             os.close(descriptor)
 
 
-def _begin(control: socket.socket, listener: socket.socket | None, descriptor: int) -> NoReturn:
+def _begin(control: socket.socket, descriptor: int) -> NoReturn:
     """In the child: become the supervisor of a lease. Never comes back."""
     code = 1
     try:
         control.detach()
-        if listener is not None:
-            listener.close()
         code = _supervise(socket.socket(fileno=descriptor))
     except BaseException:
         traceback.print_exc()
@@ -235,7 +215,7 @@ def _supervise(request: socket.socket) -> int:
 
 def _read(request: socket.socket) -> tuple[Path, Launch]:
     """Run directory and launch, as `warm.warm_starts` sends them. EOFError: the agent died while it sent."""
-    (length,) = LENGTH.unpack(_exactly(request, LENGTH.size))
+    (length,) = LENGTH_PREFIX.unpack(_exactly(request, LENGTH_PREFIX.size))
     run, launch = json.loads(_exactly(request, length))
     return Path(run), launch
 

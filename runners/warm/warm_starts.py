@@ -1,19 +1,19 @@
 """Fork servers of an agent: jobs of recipes and entrypoints start in milliseconds once a server has loaded what they import.
 
-A server is loaded once the first job that it fits has trained a step, or has ended; it leaves with the agent, unless that is killed:
-then the next agent of the node adopts it. Nothing here ever blocks the agent: a request is put into a socket as a whole or given up, and a
-start that is not taken up in time becomes a cold one. So does every start for which there is no ready server; `why_cold` says why.
+A server is loaded once the first job that it fits has trained a step, or has ended; it leaves with the agent. Nothing here
+ever blocks the agent: a request is put into a socket as a whole or given up, and a start that is not taken up in time becomes a cold one.
+So does every start for which there is no ready server; `why_cold` says why.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import math
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -23,22 +23,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...engine import identity
-from ...engine.identity import Process, steady_time
+from ...engine.identity import steady_time
 from ...engine.protocol import Assignment, ForkServer
 from .. import recipes
 from ..lease import processes
 from ..lease.rundir import ENV_TAG, RunDir
 from ..lease.supervisor import Launch
-from . import loaded_state, server_names
-from .fork_server import LENGTH, TAG_PLACE
-from .server_names import ServerName
+from . import loaded_state
+from .fork_server import LENGTH_PREFIX, TAG_PLACE
 
 log = logging.getLogger("stoker.runner")
 
-KEPT = 2  #: servers
-IDLE = 600.0  #: seconds without a start after which a server ends
-LATE = 2.0  #: seconds after which a request that nobody has taken up is given up
-LOADING = "its server is loading"
+SERVERS_KEPT = 2  #: servers
+IDLE_SECONDS = 600.0  #: seconds without a start after which a server ends
+REQUEST_PATIENCE = 2.0  #: seconds after which a request that nobody has taken up is given up
+SERVER_LOADING = "its server is loading"
 _KILLED = "its server was killed"
 _REQUEST = 1 << 20  #: bytes of the buffer that takes a request
 #: variables that the C libraries of Python, NumPy and torch read when they are loaded; what Python code reads, a server tells
@@ -58,7 +57,7 @@ class Forked:
 
     def __init__(self, channel: socket.socket):
         self._channel: socket.socket | None = channel
-        self.late_at = time.monotonic() + LATE
+        self.late_at = time.monotonic() + REQUEST_PATIENCE
 
     def poll(self) -> int | None:
         """None while its supervisor lives or may still come; else that it has gone. It shows nothing else: who asks looks for exit.json."""
@@ -91,41 +90,25 @@ class Kind(NamedTuple):
         return self.backbone or (f"recipe {self.recipe}" if self.recipe else "what entrypoints need")
 
 
-class Adopted:
-    """A process that another agent has started: of `subprocess.Popen` what `Server` uses."""
-
-    def __init__(self, process: Process) -> None:
-        self.process, self.pid = process, process.pid
-
-    def poll(self) -> int | None:
-        return None if identity.alive(self.process) else 1
-
-    def kill(self) -> None:
-        processes.send(self.process, signal.SIGKILL)
-
-    def wait(self) -> None:
-        """It is no child of ours."""
-
-
 class Server:
     """One fork server. ``code``: the state of the runners' files that it has loaded."""
 
-    def __init__(self, process: subprocess.Popen[bytes] | Adopted, control: socket.socket, code: str):
+    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, code: str):
         self.process, self._control, self.code = process, control, code
         control.setblocking(False)
         self.since = steady_time()
         self.use()
         self.memory: int | None = None  #: bytes, when it was ready
-        self.why = LOADING  #: not ready because
+        self.why = SERVER_LOADING  #: not ready because
         self._said = b""
         self._told: dict[str, Any] = {}  #: what it has taken from the world
         self._looked = (-math.inf, "")  #: when that was last compared, and what was found
         self.admitted = False  #: it has been looked at whether there is memory for it
 
     @classmethod
-    def start(cls, kind: Kind, env: Mapping[str, str], place: str, key: str, code: str) -> Server:
+    def start(cls, kind: Kind, env: Mapping[str, str], code: str) -> Server:
         ours, theirs = socket.socketpair()
-        argv = [sys.executable, "-P", "-m", "stoker.runners.warm.fork_server", place, key, *filter(None, kind)]
+        argv = [sys.executable, "-P", "-m", "stoker.runners.warm.fork_server", *filter(None, kind)]
         try:
             with theirs:
                 process = subprocess.Popen(
@@ -136,27 +119,15 @@ class Server:
             raise
         return cls(process, ours, code)
 
-    @classmethod
-    def adopt(cls, name: ServerName, code: str) -> Server | None:
-        """One that waits for an agent; None: it has gone, or it hangs."""
-        found = server_names.connect(name)
-        if found is None:
-            return None
-        connection, pid = found
-        if (known := identity.stat(pid)) is None:
-            connection.close()
-            return None
-        return cls(Adopted(known.process), connection, code)
-
     def use(self) -> None:
         """It is of use now: it stays for so long again."""
-        self.used_at, self.until = time.monotonic(), steady_time() + IDLE
+        self.used_at, self.until = time.monotonic(), steady_time() + IDLE_SECONDS
 
     @property
     def ready(self) -> bool:
         if not self.why and self.process.poll() is not None:
             self.why = _KILLED
-        if self.why == LOADING:
+        if self.why == SERVER_LOADING:
             self._hear()
         return not self.why
 
@@ -177,7 +148,7 @@ class Server:
             found = identity.stat(self.process.pid)
             self.memory = processes.memory(found) if found else None
             return
-        silent = _KILLED if isinstance(self.process, Adopted) else "its server ended while it loaded, as where memory runs out"
+        silent = "its server ended while it loaded, as where memory runs out"
         self.why = " ".join(self._said.decode(errors="replace").split()) if heard else silent
 
     def outdated(self) -> str:
@@ -212,7 +183,7 @@ class Server:
     @property
     def heard(self) -> bool:
         """It has said whether it can serve, or has gone."""
-        return self.why != LOADING
+        return self.why != SERVER_LOADING
 
     def fileno(self) -> int:
         """Readable when it says something."""
@@ -221,7 +192,7 @@ class Server:
     @property
     def gone(self) -> bool:
         """It has ended, or is about to."""
-        return self.why not in ("", LOADING) or self.process.poll() is not None
+        return self.why not in ("", SERVER_LOADING) or self.process.poll() is not None
 
     def ask(self, run: RunDir, launch: Launch) -> Forked | None:
         """Ask for a supervisor; None when that would have to be waited for."""
@@ -231,7 +202,7 @@ class Server:
             try:
                 ours.setblocking(False)
                 ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _REQUEST)
-                message = LENGTH.pack(len(content)) + content
+                message = LENGTH_PREFIX.pack(len(content)) + content
                 if ours.send(message) < len(message):
                     raise BlockingIOError
                 socket.send_fds(self._control, [b"."], [theirs.fileno()])
@@ -250,13 +221,10 @@ class Server:
 
 
 class WarmStarts:
-    """The fork servers of an agent, by what they have loaded.
+    """The fork servers of an agent, by what they have loaded. ``environment``: what a job gets of the agent's."""
 
-    ``environment``: what a job gets of the agent's. ``place``: where the next agent finds them; empty: none does.
-    """
-
-    def __init__(self, enabled: bool, environment: Mapping[str, str] | None = None, place: str = ""):
-        self.enabled, self.place = enabled, place
+    def __init__(self, enabled: bool, environment: Mapping[str, str] | None = None):
+        self.enabled = enabled
         self.limit: float = math.inf  #: bytes that all servers may take
         self._draining = False
         self._kept: set[Kind] = set()  #: servers that stay, whether they are used or not
@@ -265,26 +233,6 @@ class WarmStarts:
         self._servers: dict[Kind, Server] = {}
         self._broken: dict[Kind, tuple[float, str]] = {}  #: since when and why there is no server any more
         self._stamp = (-math.inf, "")  #: when the runners' files were last looked at, and what was found
-
-    def adopt(self) -> None:
-        """Take over the servers that a killed agent has left; end those of other code, as after an upgrade, or of another environment."""
-        key = self._key()
-        for name in server_names.find(self.place):
-            kind = Kind(name.recipe or None, name.backbone or None)
-            if (server := Server.adopt(name, self._code())) is None:
-                continue
-            fits = name.key == key and kind not in self._servers
-            log.info("fork server of %s is %s", kind.words, "adopted" if fits else "ended: it is of other code", extra={"action": "adopt"})
-            if fits:
-                self._servers[kind] = server
-            else:
-                server.end()
-
-    def _key(self) -> str:
-        """Of what a server loads: the code, and the environment that it is read in."""
-        env = self._servers_environment()
-        read = {name: value for name, value in env.items() if name.startswith((*_AT_IMPORT, "STOKER_CACHE", "XDG_", "PATH"))}
-        return server_names.digest(self._code(), sys.executable, sorted(read.items()))
 
     def start(self, run: RunDir, assignment: Assignment, launch: Launch) -> tuple[Forked, None] | tuple[None, str]:
         """Start a job by a fork, or say why it is to be started cold."""
@@ -377,10 +325,10 @@ class WarmStarts:
             return
         env = self._servers_environment() | {ENV_TAG: "-" * TAG_PLACE}
         try:
-            self._servers[kind] = Server.start(kind, env, self.place, self._key(), self._code())
+            self._servers[kind] = Server.start(kind, env, self._code())
         except OSError as error:
             self._give_up(kind, f"no server can be started: {error}")
-        for oldest in self._spare()[:-KEPT]:
+        for oldest in self._spare()[:-SERVERS_KEPT]:
             self._drop(oldest)
 
     def _servers_environment(self) -> dict[str, str]:
@@ -405,7 +353,7 @@ class WarmStarts:
     def tend(self) -> None:
         """End servers that have not been used for long, note which cannot load, and load those that are to be kept."""
         for kind, server in list(self._servers.items()):
-            if server.gone or (kind not in self._kept and time.monotonic() - server.used_at > IDLE):
+            if server.gone or (kind not in self._kept and time.monotonic() - server.used_at > IDLE_SECONDS):
                 self._drop(kind)
         for kind in sorted(self._kept - self._servers.keys() - self._broken.keys()) if not self._draining else ():
             self._load(kind)
@@ -512,4 +460,4 @@ def code_stamp() -> str:
     for path in _PACKAGE.rglob("*.py"):
         with contextlib.suppress(FileNotFoundError):  # an editor's, for a moment
             stamps.append((str(path), path.stat().st_mtime_ns))
-    return server_names.digest(*sorted(stamps))
+    return hashlib.sha256(repr(sorted(stamps)).encode()).hexdigest()

@@ -113,6 +113,8 @@ class _State:
         self.reports: _Reports | None = None
         self.lock = threading.Lock()
         self.memory_read = -math.inf
+        self.kept_memory: int | None = None  #: to be told
+        self.kept_told = 0
         self.yields: Callable[[], None] | None = None
 
     def open_reports(self, run_dir: Path) -> _Reports:
@@ -170,6 +172,8 @@ def report(*, step: int, total: int | None = None, checkpoint: int | None = None
         memory = _peak_gpu_memory()
     if memory is not None:
         record["memory"] = _count("memory", memory)
+    if state.kept_memory is not None:
+        record["kept"], state.kept_memory = _count("kept", state.kept_memory), None
     reports.append(record)
 
 
@@ -188,6 +192,12 @@ def report_speed(*, steps: int, compute: float, communication: float | None, tot
     if total is not None:
         record["total"] = total
     (state.reports or state.open_reports(state.run_dir)).append(record)
+
+
+def keeps(memory: int) -> None:
+    """So many bytes of its GPU it has while others compute there: told with the next report."""
+    if memory > 1.02 * _state.kept_told:
+        _state.kept_told = _state.kept_memory = memory
 
 
 def report_pipeline(pipeline: Mapping[str, Any]) -> None:

@@ -31,7 +31,7 @@ from ...engine.home import ENV_IMPORTING
 from ...engine.protocol import Assignment
 from ...engine.spec.model import SERVES, JobSpec, Serve
 from ..lease.rundir import ENV_CHECKPOINTS, ENV_JOB, ENV_RUN_DIR, OOM_EXIT, OOM_MARKER, PREEMPTED_EXIT
-from . import script
+from . import late_dynamo, script
 
 if TYPE_CHECKING:
     import torch
@@ -87,6 +87,7 @@ def _train(spec: JobSpec, assignment: Assignment) -> int:
     import torch
 
     torch.set_num_threads(_threads())
+    late_dynamo.put_off()
     from ..train.batches import Interrupted
 
     if spec.recipe == SWAP_PLAN:
@@ -130,7 +131,8 @@ def _trained(assignment: Assignment, spec: JobSpec, ranks: Ranks) -> int:
     if spec.kind == SERVES:
         from ..share.inference import Server
 
-        Server(task, spec.serve or Serve(), begin_from, ranks, Path(os.environ[ENV_RUN_DIR]), spec.hang_after).run()
+        frees = spec.share is not None and spec.share.replays
+        Server(task, spec.serve or Serve(), begin_from, ranks, Path(os.environ[ENV_RUN_DIR]), spec.hang_after, frees=frees).run()
         return PREEMPTED_EXIT
     if spec.replicas is not None and not assignment.profile:
         from ..replicas.replica_trainer import ReplicaTrainer, word_in
@@ -168,6 +170,17 @@ def _trained(assignment: Assignment, spec: JobSpec, ranks: Ranks) -> int:
 
 def _work(spec: JobSpec, task: Task, ranks: Ranks) -> Step | None:
     """What a batch does to the weights; None: the plain step."""
+    step = _plain_or_swapped(spec, task, ranks)
+    if spec.share is None or not spec.share.replays:
+        return step
+    from ..share.replayed_step import ReplayedStep
+    from ..train.step import PlainStep
+
+    assert isinstance(step, PlainStep)
+    return ReplayedStep(step)
+
+
+def _plain_or_swapped(spec: JobSpec, task: Task, ranks: Ranks) -> Step | None:
     if spec.memory is None:
         if spec.share is None or spec.share.gpu != "switched":
             return None
@@ -198,7 +211,10 @@ def build(spec: JobSpec) -> Task:
         from ..recipes import find
 
         recipe = find(spec.recipe)
-        return recipe.load()(**recipe.resolve(spec.params, spec.backbone))
+        params = recipe.resolve(spec.params, spec.backbone)
+        if spec.kind == SERVES:  # what it would learn from need not be prepared
+            params |= dict.fromkeys(recipe.samples, 1)
+        return recipe.load()(**params)
     if spec.entrypoint is None:
         raise UsageError("entrypoint: the job has neither a recipe nor an entrypoint; the worker runs no commands")
     function = _entrypoint(spec.entrypoint)

@@ -22,14 +22,14 @@ slowed AS (
 SELECT j.id, j.name, j.owner, j.model, j.priority, j.demand, j.gpus_min, j.gpus_max, j.gpu_memory::DOUBLE AS gpu_memory,
        epoch(coalesce(j.eligible_at, j.submitted_at)) AS submitted, epoch(j.first_start_at) AS started, epoch(j.finished_at) AS ended,
        j.run_time, j.attained, j.preemptions, j.est_duration AS estimate, coalesce(j.share, '') AS share,
-       j.kind,
+       j.kind, h.step AS steps,
        CASE WHEN o.work IS NOT NULL THEN o.work
             WHEN w.times IS NULL THEN j.attained
             ELSE 2 * j.attained - j.run_time * j.gpus_min + 2 * (j.run_time * j.gpus_min - j.attained) / w.times END AS work,
        list(epoch(t.deadline) ORDER BY t.deadline) FILTER (t.job_id IS NOT NULL) AS deadlines,
        list(t.reward ORDER BY t.deadline) FILTER (t.job_id IS NOT NULL) AS rewards
 FROM jobs j LEFT JOIN tiers t ON t.job_id = j.id LEFT JOIN slowed w ON w.job_id = j.id
-LEFT JOIN stepped o ON o.job_id = j.id
+LEFT JOIN stepped o ON o.job_id = j.id LEFT JOIN progress h ON h.job_id = j.id
 WHERE j.pool = $1 AND j.kind <> 'infer' AND j.finished_at IS NOT NULL AND j.run_time > 0
       AND epoch(coalesce(j.eligible_at, j.submitted_at)) >= $2::DOUBLE
 GROUP BY ALL

@@ -1,5 +1,6 @@
 -- Who holds which GPU under live leases: a row a GPU, those of a lease together and in the order of its ranks.
 SELECT l.id AS lease, l.job_id AS job, l.attempt, l.gpu_count, l.profile, coalesce(l.share, 'exclusive') AS share, l.stop_reason AS stop, j.priority, j.kind,
+       coalesce(j.kept_memory, 0) AS kept_memory,
        w.node_id AS node, w.state = 'exited' AS exited, w.state <> 'granted' AS taken_up, w.state NOT IN ('granted', 'starting') AS begun, w.port,
        n.address, n.host, n.boot_id,
        j.place, n.home, list_value(n.place, n.host || ':' || n.home) AS home_places, n.shared_place, n.checkpoints AS shared_checkpoints, lg.gpu_id AS gpu

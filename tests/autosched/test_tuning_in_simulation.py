@@ -306,6 +306,7 @@ def test_a_trial_may_cost_what_the_default_costs_whatever_is_in_force(monkeypatc
 
 
 @pytest.mark.parametrize("objective", ["p99", "rho", "cost"])
+@pytest.mark.sampled(3)
 def test_other_objectives_are_made_small(objective: str) -> None:
     situation = at(crowded())
     found = find(SearchRequest.of(situation, {}, objective, trials=8, aggregate=False)).found
@@ -416,6 +417,7 @@ def test_which_best_is_applied() -> None:
     assert refusal(before, after, 1.2, 1.1, [after]) == "what gains 1.200 × was taken back in the last 24 periods"
 
 
+@pytest.mark.nightly  # when a search is due: above
 def test_bursts_put_off_no_search_of_a_period(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every check sees a burst: the hourly searches are made all the same, an hour apart."""
     monkeypatch.setattr(tuning_controller, "is_burst", lambda *_: True)

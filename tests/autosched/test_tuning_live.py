@@ -109,6 +109,7 @@ def test_an_idle_pool_is_told_what_to_do_instead(
         (("-p", "tiresias", "--at", "100d"), "no job is there or expected, so all configurations are alike"),
     ],
 )
+@pytest.mark.sampled(3)
 def test_bad_traces_and_wishes_are_one_line(home: Home, tmp_path: Path, more: tuple[str, ...], words: str) -> None:
     (tmp_path / "ten.csv").write_text(TEN)
     said = command(home, "tune", "--trace", str(tmp_path / "ten.csv"), "-n", "1x2", "--trials", "3", *more)
@@ -148,6 +149,7 @@ def test_a_pool_that_tunes_itself_obeys_a_person(home: Home, pool: Jobs) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # in a store: test_measured_tunings.py; live without the kill: above
 def test_what_was_learnt_and_a_wrong_prediction_outlive_a_kill(
     home: Home, start_daemon: Callable[..., DaemonProcess], start_runner: Callable[..., RunnerProcess]
 ) -> None:

@@ -336,6 +336,7 @@ def job_of(number, gpus, priority, length, submitted):
 @every_policy
 @given(world=worlds, late=st.lists(st.tuples(st.sampled_from([1, 2, 4]), st.integers(0, 5), st.integers(1, 400)), max_size=4))
 @settings(max_examples=15)
+@pytest.mark.sampled(3)
 def test_a_fixed_set_of_jobs_comes_to_rest(name, config, world, late):
     policy = registry.create(name, config)
     for _ in range(8):
@@ -356,6 +357,7 @@ def test_a_fixed_set_of_jobs_comes_to_rest(name, config, world, late):
 @every_policy
 @given(world=worlds)
 @settings(max_examples=15)
+@pytest.mark.sampled(3)
 def test_everything_possible_finishes_and_preemptions_are_bounded(name, config, world):
     policy = registry.create(name, config)
     world.progress = True

@@ -440,6 +440,7 @@ def test_the_program_finds_what_trying_all_starts_finds(program):
 @every_policy
 @given(view=every_view)
 @settings(max_examples=20)
+@pytest.mark.sampled(4)
 def test_every_plan_is_valid_complete_deterministic_and_keeps_the_protected(name, config, view):
     answer = plan(name, view, **config)
     again = plan(name, view, **config)
@@ -479,6 +480,7 @@ def job_of(number, gpus, length, submitted, slack):
 @every_policy
 @given(world=worlds)
 @settings(max_examples=10)
+@pytest.mark.sampled(4)
 def test_everything_possible_finishes(name, config, world):
     policy = registry.create(name, config)
     world.progress = True

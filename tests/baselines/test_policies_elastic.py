@@ -273,6 +273,7 @@ def random_deadlines(seed, elastic):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("nodes", "elastic"), [("1x4", True), ("1x8", False), ("2x4", False), ("2x8", True)])
+@pytest.mark.sampled(2)
 def test_no_promised_deadline_is_missed(nodes, elastic):
     """With right estimates, no costs, and gangs and nodes of powers of two: who is admitted is in time, and is not rejected later."""
     missed, rejected, met = [], 0, 0

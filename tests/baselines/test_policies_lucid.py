@@ -261,6 +261,7 @@ full_pools = st.builds(
 
 @pytest.mark.parametrize("knob", [-1, 0, 1, 2, 4])
 @given(view=st.one_of(every_view, full_pools))
+@pytest.mark.sampled(3)
 def test_at_most_two_of_one_size_share_and_their_scores_add_up_to_the_knob(knob, view):
     answer = plan(view, pack_knob=knob, profiler_capacity=0)
     jobs = view.jobs

@@ -220,6 +220,7 @@ def test_every_plan_is_valid_complete_deterministic_and_keeps_the_protected(name
 @every_policy
 @given(lengths=st.lists(st.tuples(st.sampled_from([1, 1, 2, 3, 4]), st.integers(1, 80)), min_size=1, max_size=8))
 @settings(max_examples=10)
+@pytest.mark.sampled(2)
 def test_everything_finishes(name, config, lengths):
     jobs = {number: Job(number, gpus=gpus, remaining=10.0 * length, submitted=NOW) for number, (gpus, length) in enumerate(lengths, 1)}
     world, policy = World([2, 2], jobs, progress=True), registry.create(name, config)

@@ -124,6 +124,7 @@ def with_deadlines(rows: list[tuple[int, int, int]], due: list[int]) -> Workload
     nodes=st.sampled_from(["1x1", "1x2", "1x3", "2x2"]),
 )
 @settings(max_examples=40)
+@pytest.mark.sampled(2)
 def test_asking_at_other_moments_makes_no_difference(
     policy: str, options: dict[str, Any], rows: list[tuple[int, int, int]], due: list[int], nodes: str
 ) -> None:

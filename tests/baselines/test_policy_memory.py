@@ -52,6 +52,7 @@ jobs_of_a_day = st.lists(st.tuples(st.integers(0, 300), st.integers(1, 400), st.
 @pytest.mark.parametrize("name", sorted(registry.POLICIES))
 @given(rows=jobs_of_a_day, due=st.lists(st.integers(20, 900), min_size=14, max_size=14), guarded=st.booleans())
 @settings(max_examples=10)
+@pytest.mark.sampled(4)
 def test_a_policy_that_is_made_anew_for_each_decision_decides_the_same(name: str, rows: list[Row], due: list[int], guarded: bool) -> None:
     rows = sorted(rows)
     asks = [after % 3 == 0 for after in due[: len(rows)]]

@@ -141,6 +141,7 @@ def crowded(seed: int, jobs: int = 250) -> list[Row]:
     ids=str,
 )
 @pytest.mark.parametrize("seed", range(2))
+@pytest.mark.sampled(4)
 def test_crowded(seed: int, config: dict[str, Any]) -> None:
     assert agrees(workload(crowded(seed)), 8, **config) > 200
 
@@ -270,7 +271,7 @@ def test_ten_thousand_jobs_are_kept_in_their_order(monkeypatch: pytest.MonkeyPat
     answer = decide(jobs, kept("|", f"1|{texts}"))
     assert answer.memory == kept("|10020000", f"1|{texts}")
     assert len(answer.memory["lists"][1]) < LARGEST_MEMORY / 10
-    monkeypatch.setattr(queue_lists, "MOST", 3)  # and never more than a plan may keep: the last of the lowest queue come anew
+    monkeypatch.setattr(queue_lists, "MOST_LISTED_JOBS", 3)  # and never more than a plan may keep: the last of the lowest queue come anew
     assert decide(jobs, None).memory == kept("|10020000", "1|10000000")
 
 

@@ -63,6 +63,7 @@ WALK: list[tuple[str, Any, str]] = [
     ("POST /v1/runner/poll", {"node": "n2", "session": 1, "version": -1, "wait": 0.0}, ""),
     ("POST /v1/runner/report", {"node": "n2", "session": 1}, ""),
     ("POST /v1/runner/log", {"node": "n2", "session": 1, "number": 1}, ""),
+    ("POST /v1/runner/asked", {"node": "n2", "session": 1, "number": 1, "answers": [{"answer": "x"}]}, ""),
     ("POST /v1/runner/last_log", {"node": "n2", "session": 1, "job": 99, "lease": 99, "data": "eA=="}, "not-found"),
     ("POST /v1/runner/bundle_piece", {"node": "n2", "session": 1, "digest": "ab" * 32, "offset": 0, "data": "eA==", "last": False}, ""),
     ("POST /v1/runner/bundle", {"node": "n2", "session": 1, "digest": "cd" * 32, "offset": 0}, "not-found"),

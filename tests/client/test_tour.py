@@ -54,6 +54,7 @@ def executed_here() -> list[str]:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.nightly  # each call of it by day in the other files here
 def test_the_tour_runs(live: DaemonProcess, connected: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("tour.ipynb", "plain_script.py"):
         shutil.copy(EXAMPLES / name, connected)

@@ -115,6 +115,7 @@ def _no_json(constant: str) -> None:
 
 
 @pytest.mark.parametrize("line", LISTINGS)
+@pytest.mark.sampled(2)
 def test_json_of_every_listing(stoker: Stoker, jobs: dict[str, int], line: str) -> None:
     words = [word.replace("\u00a0", " ") for word in line.split(" ")]
     code, out, err = stoker(*words, "--json")
@@ -142,6 +143,7 @@ def test_every_command_with_json_is_tried() -> None:
 
 
 @pytest.mark.parametrize("line", LISTINGS)
+@pytest.mark.sampled(3)
 def test_text_of_every_listing_is_plain(stoker: Stoker, jobs: dict[str, int], line: str) -> None:
     words = [word.replace("\u00a0", " ") for word in line.split(" ")]
     code, out, err = stoker(*words)

@@ -119,6 +119,7 @@ def test_a_killed_runner_is_restarted(home: Home, up: Callable[..., Up]) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # a daemon on a full disk: test_bad_start.py; a runner: test_full_disk.py
 def test_a_full_disk_ends_neither_up_nor_its_runner(home: Home, disk: SmallDisk | Quota, up: Callable[..., Up]) -> None:
     """Its log is on that disk as well. It used to die of the line that tells of the daemon's death, and to take the runner along."""
     running = up("--slots", "1", "--node", "here")
@@ -161,6 +162,7 @@ def test_down_ends_up(home: Home, up: Callable[..., Up]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # one whose daemon runs: test_down_ends_up; one that cannot start: test_what_cannot_start_is_not_tried_again
 def test_down_ends_an_up_whose_daemon_cannot_be_started_again(home: Home, up: Callable[..., Up]) -> None:
     running = up("--no-runner")
     daemon = running.until(running.daemon)

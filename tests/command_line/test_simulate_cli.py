@@ -317,7 +317,7 @@ def test_bad_options_get_one_line(stoker: Callable[..., Told], trace: str, argum
 
 def test_a_long_study_says_in_a_pipe_how_far_it_is(stoker: Callable[..., Told], trace: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "runs are done" not in stoker("simulate", trace, "-p", "fifo", "-n", "1x2", "--no-store")[2]
-    monkeypatch.setattr(simulating, "TELL", 0.02)
+    monkeypatch.setattr(simulating, "PROGRESS_SECONDS", 0.02)
     _, out, err = stoker("simulate", trace, "-p", "fifo", "-p", "srtf", "-n", "1x2", "--no-store", "--jobs", "2", "--json")
     assert "stoker: 0 of 2 runs are done, 0% of all\n" in err and len(json.loads(out)["runs"]) == 2
 
@@ -504,6 +504,7 @@ def test_closing_a_study_ends_its_processes(tmp_path: Path, monkeypatch: pytest.
     ids=["one process", "processes"],
 )
 @pytest.mark.parametrize(("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")])
+@pytest.mark.sampled(2)
 def test_a_signal_leaves_what_is_finished(
     trace: str, home: Home, tmp_path: Path, arguments: list[str], done: list[str], of: int, number: int, code: int, word: str
 ) -> None:

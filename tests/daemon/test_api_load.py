@@ -295,6 +295,7 @@ def test_who_submits_and_then_asks_sees_it_while_many_ask(daemon: Callable[..., 
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # of hostile ones, and of the end: test_adhoc.py
 def test_slow_statements_keep_nobody_waiting_and_not_the_end(daemon: Callable[..., DaemonProcess]) -> None:
     """As many as the threads that all of the API once had, and a few more."""
     running = daemon()
@@ -471,7 +472,7 @@ def _ends(running: DaemonProcess, ask: Callable[[], object]) -> None:
     assert running.process.wait(patient(30)) == 0, running.said()  # 5 s at most on a machine of its own
 
 
-@pytest.mark.parametrize("policy", [pytest.param("Hangs", marks=pytest.mark.nightly), "Spins"])  # of one that hangs: test_pains.py, 14
+@pytest.mark.parametrize("policy", ["Hangs", pytest.param("Spins", marks=pytest.mark.nightly)])  # a core for 15 s
 @pytest.mark.slow
 def test_down_ends_it_whatever_policy_runs_and_nothing_is_lost(daemon: Callable[..., DaemonProcess], policy: str) -> None:
     port = free_port()

@@ -202,6 +202,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("case", FILES)
+@pytest.mark.sampled(2)
 def test_files(live: Live, stoker: Callable[..., Said], case: str) -> None:
     text, code, words = FILES[case]
     Path("job.yaml").write_text(text)
@@ -231,6 +232,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("case", OPTIONS)
+@pytest.mark.sampled(2)
 def test_options(live: Live, stoker: Callable[..., Said], case: str) -> None:
     arguments, code, words = OPTIONS[case]
     _, before = live.stays()
@@ -298,6 +300,7 @@ HOSTILE_REFS = [
 
 
 @pytest.mark.parametrize("ref", HOSTILE_REFS, ids=range(len(HOSTILE_REFS)))
+@pytest.mark.sampled(2)
 def test_hostile_references(live: Live, stoker: Callable[..., Said], ref: str) -> None:
     for arguments in (["show"], ["explain"], ["logs"], ["cancel"], ["hold"], ["priority", "3"]):
         said = stoker(*arguments, "--", ref)
@@ -338,6 +341,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("case", COMMANDS)
+@pytest.mark.sampled(2)
 def test_commands(live: Live, stoker: Callable[..., Said], case: str) -> None:
     arguments, code = COMMANDS[case]
     said = stoker(*(str(live.home.database) if word == "DATABASE" else word for word in arguments))
@@ -427,6 +431,7 @@ BODIES = {
 
 
 @pytest.mark.parametrize("case", BODIES)
+@pytest.mark.sampled(2)
 def test_bodies(live: Live, case: str) -> None:
     path, body = BODIES[case]
     if "/17/" in path:
@@ -593,10 +598,16 @@ PLANS = {
 
 
 @pytest.mark.slow
-def test_policies_that_misbehave_change_nothing_and_are_on_record(live: Live, gang: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    "names",
+    [("Raises", "SaysNothing", "TwiceForTwo", "NoDefaults"), pytest.param(tuple(PLANS), marks=pytest.mark.nightly)],
+    ids=["one of a kind", "all"],
+)
+def test_policies_that_misbehave_change_nothing_and_are_on_record(live: Live, gang: tuple[int, int], names: tuple[str, ...]) -> None:
     holder, waiting = gang
     before = live.jobs.sql("SELECT id, job_id, state FROM leases WHERE ended_at IS NULL")
-    for name, (outcome, words) in PLANS.items():
+    for name in names:
+        outcome, words = PLANS[name]
         said = len(live.daemon.said())
         if not outcome:  # it cannot even be made: refused when it is set
             with pytest.raises(UsageError, match=words):

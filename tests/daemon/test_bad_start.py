@@ -80,6 +80,7 @@ def test_a_socket_in_use_is_not_taken_away(home: Home) -> None:
 
 
 @pytest.mark.parametrize("address", ["here", "127.0.0.1:", ":99", "127.0.0.1:port", "127.0.0.1:70000"])
+@pytest.mark.sampled(2)
 def test_addresses_that_are_none(home: Home, address: str) -> None:
     said = refused(home, "--tcp", address)
     assert said.code == 2 and "--tcp" in said.line and "HOST:PORT" in said.line

@@ -25,7 +25,7 @@ from stoker.engine.jobs.submission import SubmitRequest, submit
 from stoker.engine.protocol import VERSION, GpuInfo, Hello, Record, Records, Report, Sample, WorkerUpdate
 from stoker.engine.services import Services
 from stoker.engine.spec.model import Demand, JobSpec, Provenance, Retries, Submission, Tier
-from stoker.engine.store.clock import JUMP, Clock, set_since
+from stoker.engine.store.clock import CLOCK_JUMP_SECONDS, Clock, set_since
 from stoker.engine.tasks import Tasks
 from stoker.runners.host.link import _by_steady_time
 
@@ -134,6 +134,7 @@ def set_while_down(host: Host, seconds: float) -> None:
 
 @pytest.mark.parametrize("turn", [set_by, set_while_down])
 @pytest.mark.parametrize("seconds", [BACK, FORWARD])
+@pytest.mark.sampled(2)
 def test_what_has_not_ended_goes_on_as_if_nothing_had_happened(busy: Host, seconds: float, turn: Callable[[Host, float], None]) -> None:
     before = busy.ages()
     assert any(age is not None and age < 0 for row in before for age in row), "a pause before a retry"
@@ -165,7 +166,7 @@ def test_what_has_not_ended_goes_on_as_if_nothing_had_happened(busy: Host, secon
 
 def test_a_clock_that_is_set_right_by_less_than_a_jump_moves_nothing(busy: Host) -> None:
     before = busy.ages()
-    busy.ahead -= JUMP - 0.1
+    busy.ahead -= CLOCK_JUMP_SECONDS - 0.1
     busy.look()
     assert busy.ages() == before and busy.told() == []
     busy.ahead -= 0.2
@@ -366,6 +367,7 @@ int gettimeofday(struct timeval *place, void *zone) {
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("clock")
+@pytest.mark.nightly  # real processes; what each of them makes of it is above
 def test_a_daemon_and_a_runner_whose_clock_is_set_back_and_forward(home: Home, database: Path, tmp_path: Path) -> None:
     if (compiler := shutil.which("cc") or shutil.which("gcc")) is None:
         pytest.skip("the time of day of a process is turned by a library that takes a C compiler to make")

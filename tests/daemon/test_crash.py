@@ -79,7 +79,7 @@ def registered(home: Home, lease: int) -> Process | None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rounds", [4, pytest.param(30, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("rounds", [2, pytest.param(30, marks=pytest.mark.nightly)])
 def test_rounds_under_load(directory: Path, rounds: int) -> None:
     with Chaos(directory, 11, trainings=0.0, calm=1.0) as chaos:
         for _ in range(rounds):
@@ -159,6 +159,7 @@ def test_workers_outlive_the_daemon_and_are_adopted(start_daemon, start_runner, 
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # so does one in test_agent.py
 def test_a_killed_agent_leaves_its_jobs_to_the_next_one(start_daemon, start_runner, tmp_path, diary) -> None:
     daemon: DaemonProcess = start_daemon()
     runner: RunnerProcess = start_runner()
@@ -210,6 +211,7 @@ def test_every_acknowledged_submission_survives_once(start_daemon) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # of a store: test_store.py; of a copied file: test_pains.py
 def test_reopen_close_reopen_look_up_and_write(start_daemon) -> None:
     """The sequence with which DuckDB before 2.0 lost index entries (duckdb#23645), twice over."""
     daemon: DaemonProcess = start_daemon()

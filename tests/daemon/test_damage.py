@@ -201,6 +201,7 @@ def refused(home: Home, *arguments: str) -> Said:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", [pytest.param(name, marks=pytest.mark.nightly) if name in BY_NIGHT else name for name in LOSSES])
+@pytest.mark.sampled(3)
 def test_a_loss_is_told_and_nothing_is_touched_until_it_is_accepted(killed: Killed, damage: str, tmp_path: Path) -> None:
     files = LOSSES[damage](killed)
     path = put(tmp_path, files)
@@ -226,6 +227,7 @@ def test_a_loss_is_told_and_nothing_is_touched_until_it_is_accepted(killed: Kill
 
 
 @pytest.mark.parametrize("damage", WRECKS)
+@pytest.mark.sampled(2)
 def test_a_database_that_is_damaged_is_refused_whatever_is_accepted(killed: Killed, damage: str, tmp_path: Path) -> None:
     files = WRECKS[damage](killed)
     path = put(tmp_path, files)
@@ -237,6 +239,7 @@ def test_a_database_that_is_damaged_is_refused_whatever_is_accepted(killed: Kill
 
 
 @pytest.mark.parametrize("damage", HARMLESS)
+@pytest.mark.sampled(3)
 def test_what_costs_no_commit_keeps_nobody_from_starting(
     killed: Killed, damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -315,6 +318,7 @@ def test_another_database_is_not_taken_for_ours(killed: Killed, template: Path, 
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # the daemon refuses: above; what up makes of that: test_cli_up.py
 def test_up_refuses_with_code_8_and_goes_on_when_the_loss_is_accepted(home: Home, start_daemon: Callable[..., DaemonProcess]) -> None:
     daemon = start_daemon()
     with closing(daemon.client()) as client:

@@ -201,6 +201,7 @@ def _deadline(seconds: float) -> dict[str, Any]:
     ],
     ids=str,
 )  # fmt: skip
+@pytest.mark.sampled(3)
 def test_the_same_key_with_another_content_is_a_conflict(shared: Shared, change: dict[str, Any], fields: str) -> None:
     key = f"content-{fields}-{len(change)}"
     job = {"name": "was", "command": ["true"], "params": {"lr": 0.1}, "idempotency_key": key, "demand": _deadline(7200)}

@@ -179,6 +179,7 @@ KILLING = "SELECT json_contains(string_agg('[', '') || string_agg(']', ''), '1')
 
 @pytest.mark.xdist_group("attacked")
 @pytest.mark.parametrize("sql", ENDLESS)
+@pytest.mark.sampled(3)
 def test_what_never_ends_is_ended(attacked: Server, sql: str) -> None:
     with pytest.raises(LimitExceeded, match=r"time limit of 0\.3 s|more memory"):
         attacked.ask(sql, seconds=0.3, memory=256 << 20)
@@ -187,6 +188,7 @@ def test_what_never_ends_is_ended(attacked: Server, sql: str) -> None:
 
 @pytest.mark.xdist_group("attacked")
 @pytest.mark.parametrize("sql", FILLING)
+@pytest.mark.sampled(3)
 def test_what_takes_too_much_memory_is_ended(attacked: Server, sql: str) -> None:
     with pytest.raises((LimitExceeded, UsageError), match=r"memory|larger than|ended|maximum|exceed"):
         attacked.ask(sql, seconds=120, memory=128 << 20)
@@ -343,7 +345,7 @@ def test_hostile_statements_at_once_disturb_nobody(live: DaemonProcess) -> None:
         return "answered"
 
     with ThreadPoolExecutor(8) as pool:
-        asked = [pool.submit(hostile, query) for query in (*ENDLESS, *FILLING, KILLING) * 2]
+        asked = [pool.submit(hostile, query) for query in (*ENDLESS, *FILLING, KILLING)]
         submitted = 0
         while not all(answer.done() for answer in asked):
             jobs.shell("beside", "true")

@@ -34,5 +34,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sql", STATEMENTS)
+@pytest.mark.sampled(3)
 def test_it_is_answered(server: Server, sql: str) -> None:
     assert server.rows(sql) or "SAMPLE" in sql

@@ -363,6 +363,7 @@ HOSTILE = [line for text in (FILES, STATEMENTS, NAMES, FUNCTIONS) for line in st
 
 
 @pytest.mark.parametrize("sql", HOSTILE)
+@pytest.mark.sampled(3)
 def test_hostile_statement_is_refused(target: Target, sql: str) -> None:
     assert target.attack(sql) == "refused"
 
@@ -417,12 +418,14 @@ AROUND = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("around", AROUND)
+@pytest.mark.sampled(4)
 def test_nothing_around_it_hides_it(target: Target, around: str) -> None:
     for core in CORES:
         assert target.attack(around.format(core)) == "refused", around.format(core)
 
 
 @pytest.mark.parametrize("around", AROUND)
+@pytest.mark.sampled(4)
 def test_the_same_around_a_table_of_ours_is_accepted(target: Target, around: str) -> None:
     assert target.attack(around.format("leases")) == "harmless"
 
@@ -543,6 +546,7 @@ SELECT avg(utilisation) FROM utilisation_5m WHERE bucket > now() - INTERVAL 1 HO
 
 
 @pytest.mark.parametrize("sql", statements(LEGITIMATE))
+@pytest.mark.sampled(3)
 def test_legitimate_statement_is_answered(target: Target, sql: str) -> None:
     result = target.run(sql)
     assert result["columns"]

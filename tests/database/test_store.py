@@ -296,6 +296,7 @@ def test_an_opening_that_finds_all_as_it_should_be_writes_nothing(home, template
         "COMMENT ON TABLE migrations IS NULL; DROP VIEW slo",
     ],
 )
+@pytest.mark.sampled(2)
 def test_views_that_other_hands_have_changed_are_defined_anew(home, template, by_hand):
     shutil.copyfile(template, home.database)
     with duckdb.connect(str(home.database)) as con:

@@ -197,6 +197,7 @@ COMMAND, ENTRYPOINT = {"command": ("train",), "recipe": None}, {"entrypoint": "t
         (ENTRYPOINT, "lost", None, "pending"),
     ],
 )
+@pytest.mark.sampled(2)
 def test_what_our_own_worker_finds_wrong_with_a_job_is_final(host, fields, outcome, stop, state):
     (job,) = host.submit(spec(retries=Retries(limit=50), **fields))
     lease = host.grant(job)
@@ -234,6 +235,7 @@ def reports(lease: int, *records: Record, rank: int = 0) -> list[Records]:
         ("preempted", Record(seq=1, ts=150.0, step=3, values={"accuracy": 0.85}), "pending"),
     ],
 )
+@pytest.mark.sampled(2)
 def test_exit_0_of_a_job_that_was_stopped_is_its_end_when_its_last_reports_say_so(host, reason, record, state):
     job, after = host.submit(spec(stop=Stop(metric="accuracy", target=0.9)), spec(name="after", after=(Dependency("job"),)))
     lease = host.grant(job)

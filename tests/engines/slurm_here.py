@@ -1,4 +1,4 @@
-"""A cluster of Slurm with two nodes on this host: munged, slurmctld and two slurmd of its own, up after some 2 s."""
+"""A cluster of Slurm with two nodes or more on this host: munged, slurmctld and two slurmd of its own, up after some 2 s."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ def why_not() -> str | None:
 class Slurm:
     """While it lives, Slurm's commands of this process and its children speak to it: SLURM_CONF is set."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, letters: str) -> None:
         self.folder = folder
-        self.nodes = [f"{letter}{os.getpid()}" for letter in "ab"]  # cgroups are named after them: of two clusters here they must differ
+        self.nodes = [f"{letter}{os.getpid()}" for letter in letters]  # cgroups are named after them: of two clusters here they must differ
         self.processes: list[subprocess.Popen[bytes]] = []
         (folder / "state").mkdir()
         host = socket.gethostname().split(".")[0]
@@ -92,7 +92,7 @@ class Slurm:
         for name in self.nodes:
             self.launch("slurmd", "-D", "-f", configuration, "-N", name)
         os.environ["SLURM_CONF"] = configuration
-        self._await(lambda: {state for _, state in self.states()} == {"idle"} and len(self.states()) == 2)
+        self._await(lambda: {state for _, state in self.states()} == {"idle"} and len(self.states()) == len(self.nodes))
 
     def launch(self, *argv: str) -> None:
         with open(self.folder / f"{argv[0]}.out", "ab") as log:
@@ -146,11 +146,12 @@ class Slurm:
 
 
 @contextlib.contextmanager
-def slurm(folder: Path) -> Iterator[Slurm]:
+def slurm(folder: Path, letters: str = "ab") -> Iterator[Slurm]:
+    """``letters``: of each node one."""
     if (why := why_not()) is not None:
         pytest.skip(f"no Slurm here: {why}")
     folder.mkdir()
-    cluster = Slurm(folder)
+    cluster = Slurm(folder, letters)
     try:
         cluster.start()
         yield cluster

@@ -85,6 +85,7 @@ def states(told):
 
 
 @pytest.mark.parametrize(("petl", "params"), [("lora", {}), ("adapter", {}), ("prompt", {"r": 3}), ("full", {"layers": "last"})])
+@pytest.mark.sampled(2)
 def test_a_named_one_is_taken_whole_but_for_the_head(petl, params, left, task, texts, told, tmp_path):
     source = left(petl=petl, **params)
     of = Checkpoints(source).load()["model"]
@@ -133,6 +134,7 @@ def test_where_jobs_like_it_are_known_nothing_is_trained_twice_to_compare(left, 
 
 
 @pytest.mark.parametrize("worse", [False, True])
+@pytest.mark.sampled(2)
 def test_whoever_is_killed_on_the_way_ends_with_the_same_bits(worse, left, task, texts, told, tmp_path, monkeypatch):
     source = left()
     monkeypatch.setattr(beginning._Beginning, "_compared", lambda self, *_: (worse, ""))
@@ -200,6 +202,7 @@ def judged(task, *accuracies):
         ((0.5, float("nan")), {}, "undone"),
     ],
 )
+@pytest.mark.sampled(2)
 def test_what_is_compared_is_of_the_step_of_the_look_and_a_number_is_better_than_none(
     accuracies, params, outcome, left, task, texts, told, tmp_path
 ):

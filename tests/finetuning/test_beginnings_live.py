@@ -24,6 +24,7 @@ def kill_worker(jobs: Jobs, job: int) -> None:
         os.kill(process.pid, signal.SIGKILL)
 
 
+@pytest.mark.nightly  # each part of it: test_adapter_bank.py, test_beginnings.py
 def test_a_job_waits_for_another_and_begins_with_what_it_left_whoever_is_killed(
     home: Home,
     start_daemon: Callable[..., DaemonProcess],

@@ -129,6 +129,7 @@ PICTURES = [
 
 
 @pytest.mark.parametrize(("model", "params"), PICTURES)
+@pytest.mark.sampled(3)
 def test_pictures_are_learnt_and_a_training_resumes_to_the_last_bit(model, params, folder, model_of, tmp_path, monkeypatch):
     from stoker.runners.worker import script
 

@@ -78,6 +78,7 @@ def test_peft_reads_what_a_job_left_and_computes_the_same(model, job, petl, made
 
 
 @each_form
+@pytest.mark.sampled(2)
 def test_a_job_begins_with_what_peft_made(model, job, petl, made, model_of, tmp_path):
     peft = library("peft")
     kind = "FEATURE_EXTRACTION" if job is TEXT else "CAUSAL_LM"
@@ -97,6 +98,7 @@ def test_a_job_begins_with_what_peft_made(model, job, petl, made, model_of, tmp_
 
 
 @each_form
+@pytest.mark.sampled(2)
 def test_left_and_resumed_it_ends_with_the_same_bits(model, job, petl, made, tmp_path, monkeypatch):
     whole = trainer(made(model, job, petl=petl), tmp_path / "whole")
     assert whole.run()

@@ -34,6 +34,7 @@ def made(model_of, data):
 
 
 @each_job
+@pytest.mark.sampled(2)
 def test_left_and_resumed_it_ends_with_the_same_bits(recipe, model, params, cap, made, tmp_path, monkeypatch):
     whole = trainer(made(recipe, model, params), tmp_path / "whole")
     before = weights(whole)
@@ -50,6 +51,7 @@ def test_left_and_resumed_it_ends_with_the_same_bits(recipe, model, params, cap,
 @pytest.mark.parametrize(
     ("recipe", "model", "params", "cap"), [job for job in JOBS.values() if job[3]], ids=[n for n, j in JOBS.items() if j[3]]
 )
+@pytest.mark.sampled(2)
 def test_in_parts_it_is_the_plain_training_to_the_bit(recipe, model, params, cap, made, tmp_path, monkeypatch):
     told = []
     monkeypatch.setattr(script, "report", lambda **values: told.append(values))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +16,6 @@ from stoker.runners.lease import processes
 from stoker.runners.lease.rundir import ENV_TAG
 from stoker.runners.recipes import ANY
 from stoker.runners.warm import fork_server, loaded_state
-from stoker.runners.warm.server_names import ServerName, connect, find, listen
 from stoker.runners.warm.warm_starts import Kind, WarmStarts
 from test_agent import until
 from test_warm_starts import Warm, job, said
@@ -50,7 +47,7 @@ def test_all_recipes_are_forked_from_what_holds_their_directory_and_end_with_the
     assert host.train(3, **go_on, warm="off") == host.train(4, **go_on)
     (server,) = host.servers()
     threads = list(Path(f"/proc/{server.pid}/task").iterdir())
-    assert processes.command(server.pid) == fork_server.READY and len(threads) == 1
+    assert processes.command(server.pid) == fork_server.READY_NAME and len(threads) == 1
     assert said(host).count("starts warm") == 2
 
 
@@ -77,27 +74,3 @@ def test_a_pool_keeps_a_directory_and_jobs_of_all_recipes_fit_it(model_of: Any) 
         spec = {"recipe": recipe, "backbone": name}
         warm.why_cold(job(1, **spec), {"env": {**warm._servers_environment(), ENV_TAG: ""}, "cwd": "/"})  # type: ignore[typeddict-item]
         assert warm._fits[1] == Kind(ANY, name)
-
-
-def test_a_server_is_found_by_the_path_that_it_holds() -> None:
-    name = ServerName("p" * 12, "k" * 12, 1, ANY, "/models/of mine/a@b")
-    listener = listen(name)
-    assert listener is not None
-    with listener:
-        until(lambda: find("p" * 12) == [name])
-
-
-def test_a_server_of_a_long_path_is_found_by_what_it_was_started_with(tmp_path: Path) -> None:
-    path = f"/models/{'long ' * 30}/a model"
-    name = ServerName("q" * 12, "k" * 12, 1, ANY, path)
-    code = "import sys; from stoker.runners.warm.server_names import *; n = ServerName(*sys.argv[1:3], os.getpid(), *sys.argv[3:])"
-    child = subprocess.Popen([sys.executable, "-c", f"{code}; x = listen(n); print(flush=True); input()", *name[:2], ANY, path],
-                             stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
-    assert child.stdout is not None
-    child.stdout.readline()
-    assert find("q" * 12) == [name._replace(pid=child.pid)]
-    connected = connect(name._replace(pid=child.pid))
-    assert connected is not None and connected[1] == child.pid
-    connected[0].close()
-    child.communicate()
-    assert find("q" * 12) == []

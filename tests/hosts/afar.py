@@ -42,8 +42,8 @@ class Daemon:
         request = SubmitRequest(Submission(jobs=[spec], provenance=Provenance(argv=["x"], cwd="/")), "ann")
         return int(self.store.write(submit, request)[0]["id"])
 
-    def grant(self, job: int, *nodes: str) -> int:
-        given = leases.Grant(job, tuple((f"{node}/cpu0", node) for node in nodes), None)
+    def grant(self, job: int, *nodes: str, slot: int = 0) -> int:
+        given = leases.Grant(job, tuple((f"{node}/cpu{slot}", node) for node in nodes), None)
         enacted = self.store.write(enact, Enactment(DECISION, grants=[given]))
         assert not enacted.skipped, enacted.skipped
         return int(enacted.leases[0])

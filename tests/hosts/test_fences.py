@@ -93,6 +93,7 @@ def wire(start_daemon: Callable[..., DaemonProcess], home: Home, tmp_path: Path)
 
 
 @pytest.mark.parametrize("agent", ["lives", "killed"])
+@pytest.mark.sampled(2)
 def test_a_job_of_a_host_that_was_cut_off_ends_there_before_it_begins_elsewhere(
     wire: tuple[Jobs, Wire, dict[str, RunnerProcess]], home: Home, tmp_path: Path, agent: str
 ) -> None:

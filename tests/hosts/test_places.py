@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from afar import Daemon
 from stoker.engine.errors import Conflict
@@ -18,7 +19,8 @@ from stoker.engine.jobs.control import Control, control
 from stoker.engine.jobs.leases import Stop, stop
 from stoker.engine.protocol import PlaceTold, Record, Records, Report, SharedPlace
 from stoker.engine.scheduling.view import Snapshot, snapshot
-from stoker.engine.spec.model import JobSpec
+from stoker.engine.spec.model import JobSpec, Share
+from stoker.engine.spec.model import Stop as SpecStop
 from stoker.policies import registry
 from stoker.policies.contract import View
 from stoker.runners.network.probe import own_place, shared_place
@@ -64,6 +66,7 @@ def hosts(daemon: Daemon) -> Daemon:
 @pytest.mark.parametrize(
     "policy", ["fifo", "priority", "srtf", "las", "edf", "gandiva", "optimus", "unisched", "lucid", "tiresias", "genie"]
 )
+@pytest.mark.sampled(2)
 def test_a_job_with_a_checkpoint_starts_where_that_can_be_read(hosts: Daemon, policy: str) -> None:
     first, second = saved(hosts, "h2"), hosts.submit(JOB)
     assert starts(look(hosts).view, policy) == {first: ["h2/cpu0"], second: ["h1/cpu0"]}
@@ -93,6 +96,19 @@ def test_it_waits_for_a_place_that_is_gone_until_it_is_moved(hosts: Daemon) -> N
     assert again["message"] == "is bound to no place: it may start on any runner"
     hosts.grant(bound, "h2")
     assert hosts.store.write(control, Control("move", (bound,), "ann"))[0]["message"].startswith("is assigned: 'stoker hold ")
+
+
+@pytest.mark.parametrize("policy", ["fifo", "srtf", "optimus", "unisched"])
+def test_a_job_that_shares_its_input_starts_beside_its_group_while_there_is_room(daemon: Daemon, policy: str) -> None:
+    for node in ("h1", "h2"):
+        daemon.join(node, slots=2, place=f"place-{node}")
+    spec = JobSpec(name="a", recipe="jpeg-cnn", stop=SpecStop(iterations=9), share=Share(input="sweep"))
+    first = daemon.submit(spec)
+    daemon.grant(first, "h2")
+    second, other = daemon.submit(spec), daemon.submit(msgspec.structs.replace(spec, share=Share(input="another")))
+    assert starts(look(daemon).view, policy)[second] == ["h2/cpu1"]
+    daemon.grant(other, "h2", slot=1)
+    assert starts(look(daemon).view, policy)[second][0].startswith("h1/"), "it does not wait for it"
 
 
 def test_a_job_that_is_not_submitted_yet_may_start_anywhere(hosts: Daemon) -> None:

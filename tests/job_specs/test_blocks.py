@@ -48,6 +48,13 @@ def test_a_block_is_read_written_and_stored(text: str, given: tuple[str, ...], s
     assert job_row(spec, 0.0)["share"] == (share.gpu if share else None)
 
 
+def test_replay_stands_in_place_of_a_size() -> None:
+    over = overrides({"set": ("share.gpu=switched", "share.memory=replay")})
+    (spec,) = load_text("recipe: toy\nstop: {iterations: 1}\nshare: {memory: 1}", "f.yaml", HERE, over)
+    assert spec.share == Share(gpu="switched", memory="replay") and spec.share.bytes is None
+    assert load_text(dump([spec]), "g.yaml", HERE) == [spec]
+
+
 def test_a_jobs_block_is_laid_over_the_defaults() -> None:
     text = "defaults: {share: {gpu: packed, memory: 1}}\njobs: [{command: a, name: a, share: {memory: 2}}, {command: b, name: b}]"
     assert [spec.share for spec in load_text(text, "f.yaml", HERE)] == [Share(gpu="packed", memory=2), Share(gpu="packed", memory=1)]
@@ -62,7 +69,7 @@ def test_a_jobs_block_is_laid_over_the_defaults() -> None:
             (),
             [
                 "f.yaml:3: share.gpu: must be one of exclusive, packed, switched, not 'paked' (did you mean 'packed'?)",
-                "f.yaml:4: share.memory: must be a size such as 8GiB, 500MiB or a number of bytes, not '2XB'",
+                "f.yaml:4: share.memory: must be a size such as 8GiB, 500MiB or a number of bytes, or replay, not '2XB'",
                 "f.yaml:5: share.priority: is no longer a field: the job's own priority counts; write 'priority' beside 'share'",
                 "f.yaml:6: share.memry: unknown field (did you mean 'memory'?)",
             ],
@@ -80,7 +87,7 @@ def test_a_jobs_block_is_laid_over_the_defaults() -> None:
         ("", ("share.gpu=joined",), ["--set share.gpu: must be one of exclusive, packed, switched, not 'joined'"]),
         ("", ("share.priority=1",),
          ["--set share.priority: is no longer a field: the job's own priority counts; write 'priority' beside 'share'"]),
-        ("", ("share.memory=2XB",), ["--set share.memory: must be a size such as 8GiB, 500MiB or a number of bytes, not '2XB'"]),
+        ("", ("share.memory=2XB",), ["--set share.memory: must be a size such as 8GiB, 500MiB or a number of bytes, or replay, not '2XB'"]),
         ("", ("share.nix=1",), ["--set share.nix: unknown field; known: gpu, memory, input"]),
         ("", ("share.gpu.x=1",), ["--set share.gpu.x: must be text, not a mapping"]),
     ],

@@ -418,6 +418,7 @@ EXIT = '{"outcome": "completed", "exit_code": 0, "message": %s, "ended_at": 1.0,
         ("print('Root Cause (first observed failure):\\n rank : ' + '9' * 9000 + '\\n exitcode : 1'); os._exit(1)", "failed"),
     ],
 )
+@pytest.mark.sampled(3)
 def test_nothing_that_a_job_writes_ends_the_agent(host: Host, written: str, outcome: str) -> None:
     process = host.start()
     put = "def put(name, text):\n    with open(name, 'a') as file: file.write(text.removeprefix('A') + chr(10))\n"

@@ -16,7 +16,7 @@ from stoker.engine import identity
 from stoker.engine.identity import Process
 from stoker.runners.lease import endings, processes
 from stoker.runners.lease.rundir import ENV_TAG, RunDir
-from stoker.runners.lease.supervisor import TAKEN
+from stoker.runners.lease.supervisor import LEASE_TAKEN_EXIT
 from waiting import patient, until
 
 
@@ -135,9 +135,9 @@ def test_a_lease_is_started_at_most_once(tmp_path: Path) -> None:
     """Many supervisors of one lease at the same moment: one runs the command, the others leave."""
     shim = Shim(tmp_path, ["sh", "-c", "echo started; sleep 0.3"])
     codes = [process.wait(patient(60)) for process in [shim.start() for _ in range(6)]]
-    assert sorted(codes) == [0] + [TAKEN] * 5
+    assert sorted(codes) == [0] + [LEASE_TAKEN_EXIT] * 5
     assert shim.run.log.read_text() == "started\n"
-    assert shim.start().wait(patient(60)) == TAKEN, "not after its end either"
+    assert shim.start().wait(patient(60)) == LEASE_TAKEN_EXIT, "not after its end either"
 
 
 def test_nothing_is_started_when_the_agent_died_before_saying_what(tmp_path: Path) -> None:

@@ -46,15 +46,16 @@ def test_people_are_told_how_a_job_started(home: Home, start_daemon: Callable[..
         assert start_of(client, off) == (False, "the job says warm: off")
 
         assert jobs.sql("SELECT count(*) FROM leases WHERE warm")[0][0] >= 1
-        assert servers_of(home, "here")
+        assert servers_of(runner.pid)
         assert command(home, "down", "--workers").code == 0
-        until(lambda: not servers_of(home, "here"))
+        until(lambda: not servers_of(runner.pid))
     finally:
         client.close()
         runner.end()
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # all other tests turn them off by the option
 def test_config_toml_turns_warm_starts_off(home: Home, start_daemon: Callable[..., DaemonProcess]) -> None:
     home.config.write_text('[warm]\nmode = "off"\n')
     start_daemon()

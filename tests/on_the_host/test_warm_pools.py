@@ -11,7 +11,7 @@ from one_runner import Host
 from stoker.engine.protocol import ForkServer
 from stoker.engine.scheduling.policy_settings import PolicySetting, set_policy
 from stoker.engine.scheduling.warm_by_hand import KeepWarm, keep_warm
-from stoker.engine.scheduling.warm_gpus import EXPECTED, PATIENCE, warm_columns
+from stoker.engine.scheduling.warm_gpus import EXPECTED_LOAD_SECONDS, LOAD_PATIENCE_SECONDS, warm_columns
 from stoker.engine.store.store import Store
 from stoker.runners.recipes import RECIPES, Param, Recipe
 from stoker.runners.warm import held, warm_starts
@@ -39,7 +39,7 @@ def test_pools_are_stored_told_and_seen(store: Store) -> None:
     assert kept(host) == ["gpt"]
     assert gpus_of(host).warm.tolist() == ["", "gpt"]
     now = time.time()
-    assert gpus_of(host).warm_at[0] == -np.inf and now < gpus_of(host).warm_at[1] <= now + EXPECTED + 1
+    assert gpus_of(host).warm_at[0] == -np.inf and now < gpus_of(host).warm_at[1] <= now + EXPECTED_LOAD_SECONDS + 1
 
     host.report(servers=[server("loading", pid=7)])
     assert gpus_of(host).warm_at[1] > time.time()
@@ -73,11 +73,11 @@ def test_a_server_is_not_waited_for_for_ever() -> None:
         assert moments is not None and warm is not None and warm.tolist() == ["gpt", ""]
         return float(moments[0])
 
-    assert at(999.0) == 999.0 + EXPECTED
+    assert at(999.0) == 999.0 + EXPECTED_LOAD_SECONDS
     assert at(980.0) > 1000.0  # late, and waited for a little longer each time
-    assert at(1000.0 - PATIENCE) == -np.inf
-    assert at(0.0, ("a", "gpt", "loading", 999.0)) == 999.0 + EXPECTED
-    assert at(999.0, ("b", "gpt", "ready", 1.0)) == 999.0 + EXPECTED  # another runner's
+    assert at(1000.0 - LOAD_PATIENCE_SECONDS) == -np.inf
+    assert at(0.0, ("a", "gpt", "loading", 999.0)) == 999.0 + EXPECTED_LOAD_SECONDS
+    assert at(999.0, ("b", "gpt", "ready", 1.0)) == 999.0 + EXPECTED_LOAD_SECONDS  # another runner's
 
 
 def test_a_runner_keeps_what_it_is_told_to_within_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from e2e import servers_of
 from stoker.engine import identity
 from stoker.engine.home import Home
 from stoker.engine.identity import Process
@@ -20,7 +21,7 @@ from stoker.engine.protocol import Assignment
 from stoker.runners.host.launch import prepare
 from stoker.runners.lease import processes
 from stoker.runners.lease.rundir import RunDir
-from stoker.runners.warm import fork_server, server_names
+from stoker.runners.warm import fork_server
 from stoker.runners.warm.warm_starts import Kind, Server, WarmStarts
 from test_agent import Host, until
 from waiting import patient
@@ -53,13 +54,8 @@ class Warm(Host):
 
     def servers(self) -> list[Process]:
         """Fork servers of this host's agents."""
-        names = server_names.find(server_names.place_of(self.home, "n1"))
-        return [found.process for name in names if (found := identity.stat(name.pid)) and not found.dead]
-
-    def close(self) -> None:
-        super().close()
-        for server in self.servers():  # they wait for the next agent
-            processes.send(server, signal.SIGKILL)
+        pids = [pid for agent in self.agents for pid in servers_of(agent.pid)]
+        return [found.process for pid in pids if (found := identity.stat(pid))]
 
     def train(self, lease: int, **spec: Any) -> list[dict[str, Any]]:
         """Run a job to its end; what it has reported, without times."""
@@ -73,7 +69,7 @@ class Warm(Host):
         """Run a first job, and wait until a server has loaded what its next one needs; its reports."""
         reports = self.train(lease, **spec)
         self.daemon.want()
-        until(lambda: any(processes.command(server.pid) == fork_server.READY for server in self.servers()))
+        until(lambda: any(processes.command(server.pid) == fork_server.READY_NAME for server in self.servers()))
         return reports
 
     def is_warm(self, lease: int) -> bool:
@@ -119,6 +115,7 @@ BY_DAY = ("digits-cnn",)  # one with an entrypoint is forked, and ends in each w
     [*(pytest.param(name, 2, id=name) for name in BY_DAY),
      *(pytest.param(name, 100, id=f"{name}, job 100", marks=pytest.mark.nightly) for name in ALL)],
 )  # fmt: skip
+@pytest.mark.nightly  # so do those of all recipes on a directory: test_warm_directories.py
 def test_a_forked_job_equals_a_fresh_process_to_the_bit(host: Warm, name: str, jobs: int, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(USER)
     (tmp_path / "rows.csv").write_text(
@@ -181,6 +178,7 @@ def test_whatever_is_killed_nothing_is_left(host: Warm) -> None:
 @pytest.mark.parametrize(
     "pauses", [(0.0, 0.03), pytest.param((0.0, 0.01, 0.02, 0.04, 0.06), marks=pytest.mark.nightly)], ids=["two", "five"]
 )
+@pytest.mark.nightly  # one that is killed: above; one that hangs: test_warm_chaos.py
 def test_a_server_that_is_killed_while_it_forks_or_hangs_loses_no_job_and_starts_none_twice(host: Warm, pauses: tuple[float, ...]) -> None:
     host.warmed(1)
     for lease, pause in enumerate(pauses, 2):
@@ -208,7 +206,7 @@ def test_a_server_that_is_killed_while_it_forks_or_hangs_loses_no_job_and_starts
 
 def ready(host: Warm) -> Process:
     """The server, once it has loaded."""
-    return until(lambda: next((server for server in host.servers() if processes.command(server.pid) == fork_server.READY), None))
+    return until(lambda: next((server for server in host.servers() if processes.command(server.pid) == fork_server.READY_NAME), None))
 
 
 def launched(home: Path, lease: int, assignment: Assignment) -> tuple[RunDir, Any]:
@@ -258,7 +256,7 @@ print(fork_server.unfit())
 @pytest.mark.slow
 @pytest.mark.parametrize("forks", [20, pytest.param(1000, marks=pytest.mark.nightly)])
 def test_forks_leak_nothing(forks: int, tmp_path: Path) -> None:
-    server = Server.start(Kind(None), {**os.environ, "OMP_NUM_THREADS": "1", "STOKER_TAG": "-" * fork_server.TAG_PLACE}, "", "", "")
+    server = Server.start(Kind(None), {**os.environ, "OMP_NUM_THREADS": "1", "STOKER_TAG": "-" * fork_server.TAG_PLACE}, "")
     try:
         until(lambda: server.ready or server.gone)
         assert server.ready, server.why

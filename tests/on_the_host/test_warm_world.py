@@ -119,7 +119,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(library: Path) -> Iterator[Server]:
     """One for entrypoints, which has loaded that module."""
-    server = Server.start(Kind(None), environment(library), "", "", warm_starts.code_stamp())
+    server = Server.start(Kind(None), environment(library), warm_starts.code_stamp())
     until(lambda: server.ready or server.gone)
     assert server.ready, server.why
     yield server

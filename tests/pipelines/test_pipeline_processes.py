@@ -195,6 +195,7 @@ def test_closing_while_processes_start_is_silent(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # so does one in the middle of a pass: test_loaders_module.py
 def test_a_script_that_ends_while_processes_start_says_nothing(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

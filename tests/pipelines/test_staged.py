@@ -346,6 +346,7 @@ UNSHARED = ["unshare", "--user", "--map-root-user", "--mount"]
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # with room enough: test_processes_collate_in_memory_of_their_own
 def test_a_container_s_small_shared_memory_is_no_limit(tmp_path: Path) -> None:
     """8 MiB a batch, and 2 of /dev/shm."""
     try:

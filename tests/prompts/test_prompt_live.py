@@ -13,6 +13,7 @@ pytestmark = pytest.mark.slow
 ROWS = [("win cash now", "spam"), ("claim your prize", "spam"), ("see you at noon", "ham"), ("thanks for dinner", "ham")] * 12
 
 
+@pytest.mark.nightly  # a tuning with the bank, live: test_prompt_jobs.py
 def test_a_tuning_begins_with_what_the_bank_gives(start_daemon, start_runner, tmp_path: Path) -> None:
     daemon: DaemonProcess = start_daemon()
     start_runner(slots=1)

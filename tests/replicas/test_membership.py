@@ -60,6 +60,25 @@ def test_of_two_neither_goes_on_alone_until_the_daemon_says_that_the_other_has_e
     assert decide(told, [told], BATCH, 1).verdict == "go"
 
 
+def test_one_that_says_that_it_leaves_is_not_waited_for() -> None:
+    told = word(1, 2)
+    there = [member(1, 10, (1, 2), told), member(2, 10, (1, 2), told, leaving=True)]
+    decision = decide(there[0], there, BATCH, 1)
+    assert decision.verdict == "go" and decision.leases == (1,) and decision.left
+    assert not decide(there[0], [there[0], member(2, 10, (1, 2), told)], BATCH, 1).left
+    newcomer = member(13, told=word(2, 13, stepped=(2,)))  # its state is not in a checkpoint yet, as far as anyone knows
+    assert decide(newcomer, [newcomer, there[1]], BATCH, 1).verdict == "wait"
+
+
+def test_those_without_the_groups_checkpoint_are_of_no_use_until_a_task_that_has_it_is_started() -> None:
+    late = member(13, told=word(13, epoch=9, saved=(1,)))
+    assert decide(late, [late], BATCH, 1).useless
+    late = member(13, told=word(13, 21, epoch=10, saved=(1,)))  # it is on its way
+    assert not decide(late, [late], BATCH, 1).useless
+    back = member(21, 80, (1,), word(13, 21, epoch=10, saved=(1,)), took_part=False)
+    assert not decide(late, [late, back], BATCH, 1).useless
+
+
 def test_with_the_daemon_dead_a_restarted_member_is_not_the_one_that_it_was() -> None:
     """It has forgotten the steps that it took since its checkpoint, so it is no witness of them."""
     old = word(1, 2, 3)
@@ -150,9 +169,13 @@ def test_of_parts_that_do_not_reach_each_other_one_at_most_goes_on(data: st.Data
     part_of = {lease: data.draw(st.integers(0, 2)) for lease in (*alive, *newcomers)}
     going = 0
     for part in range(3):
-        there = [member(lease, 10, tuple(leases), data.draw(st.sampled_from(words))) for lease in alive if part_of[lease] == part]
+        there = [
+            member(lease, 10, tuple(leases), data.draw(st.sampled_from(words)), leaving=data.draw(st.booleans()))
+            for lease in alive
+            if part_of[lease] == part
+        ]
         there += [member(lease, told=data.draw(st.sampled_from(words))) for lease in newcomers if part_of[lease] == part]
-        verdicts = {decide(one, there, BATCH, 1).verdict for one in there} - {"leave"}
+        verdicts = {decide(one, there, BATCH, 1).verdict for one in there if not one.leaving} - {"leave"}
         assert len(verdicts) <= 1  # they decide alike
         going += verdicts == {"go"}
     assert going <= 1

@@ -180,6 +180,24 @@ def test_a_replica_may_come_back_on_any_host_while_another_one_has_the_state(dae
     assert told(board, "h3").fetch is not None and word is not None and word.saved == [0, 1]
 
 
+def test_of_a_group_that_goes_on_from_a_checkpoint_the_task_that_has_it_goes_first(daemon: Daemon) -> None:
+    first, second, third = submitted(daemon)
+    lease = daemon.grant(second, "h2")
+    saved(daemon, "h2", lease, members=1.0)
+    assert waits(daemon, first) == []  # it would copy the state
+    daemon.tell("h2", lease, "exited", 0.0, outcome="lost")
+    assert [waits(daemon, job) for job in (first, second, third)] == [["group"], [], ["group"]]
+    with daemon.store.read() as con:
+        seen = snapshot(con, "default", Clock.now)
+    assert (first, "group", "lm[1] goes first, which has its group's checkpoint at step 5") in seen.ineligible
+    assert seen.view.jobs.id.tolist() == [second]
+    daemon.store.write(control, Control("hold", (second,), "ann"))
+    assert waits(daemon, first) == waits(daemon, third) == ["group"]  # they could but wait for it
+    daemon.store.write(control, Control("release", (second,), "ann"))
+    daemon.grant(second, "h1")
+    assert [waits(daemon, job) for job in (first, third)] == [[], []]
+
+
 def test_a_group_is_retried_whole_and_not_beside_what_is_left_of_it(daemon: Daemon) -> None:
     tasks = submitted(daemon)
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
-from replica_members import Member, World, counting, world
+from replica_members import PATIENCE, Member, World, counting, world
 
 pytest.importorskip("torchft", reason="the extra 'replicas' is not installed")
 import torch
+from stoker.runners.lease.rundir import PREEMPTED_EXIT
 
 
 def weights_of(member: Member) -> torch.Tensor:
@@ -74,6 +76,29 @@ def test_three_lose_the_first_and_its_lighthouse_without_a_daemon_and_it_does_no
         (again,) = there.start(0)
         ended_alike(there, second, third, again, steps=60)
         assert max(report["values"].get("gaps", 0) for report in second.reports if "values" in report) >= 1
+
+
+def test_nobody_waits_for_members_that_are_stopped(tmp_path: Path) -> None:
+    """Neither for its silence, which takes half of quorum_timeout, nor for the daemon: the other goes on alone."""
+    with world(tmp_path, counting(least=3, pace=0.004, timeout=40.0)) as there:
+        first, second, third = there.start(0, 1, 2)
+        there.until_step(third, 3)
+        there.mute = True
+        began = time.monotonic()
+        for member, left in ((first, second), (third, second)):  # the lighthouse in use is that of the first, then of the second
+            there.kill(member, signal.SIGTERM)
+            there.until_step(left, member.step + 5)
+        assert time.monotonic() - began < 15 * PATIENCE
+        ended_alike(there, second)
+        assert "asked to stop: leaving at step" in first.log
+
+
+def test_a_member_without_state_gives_its_gpu_back_to_the_task_that_has_the_checkpoint(tmp_path: Path) -> None:
+    with world(tmp_path, counting(timeout=1.0)) as there:
+        there.saved = [1]
+        (late,) = there.start(0)
+        assert there.wait(late) == PREEMPTED_EXIT
+        assert late.log.splitlines()[-1].endswith("gives its GPU back: a task that has the group's checkpoint needs one first")
 
 
 def test_a_late_one_finds_the_training_done(tmp_path: Path) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from stoker.engine.errors import UsageError
+from stoker.engine.spec.model import JobSpec
 from stoker.runners.recipes import RECIPES, find
+from stoker.runners.recipes import text as text_recipe
+from stoker.runners.worker.worker import build
 
 pytestmark = [pytest.mark.xdist_group("training"), pytest.mark.usefixtures("warm_server", "one_thread")]
 
@@ -47,6 +50,17 @@ def test_a_text_has_a_label_whoever_is_in_its_batch():
     assert alone["label"] == found[0]["label"] and alone["probability"] == pytest.approx(found[0]["probability"], abs=1e-5)
     with pytest.raises(UsageError, match="a request is a text, not int"):
         task.prepare(3)
+
+
+def test_a_server_of_texts_prepares_no_training_set_and_answers_alike(monkeypatch):
+    params = {"limit": 300, "eval_limit": 20}
+    trained, tokenised = built("text-classifier", **params), []
+    monkeypatch.setattr(text_recipe, "_tokenised", lambda tokenizer, rows: tokenised.extend(rows) or [([0], 0)])
+    torch.manual_seed(0)
+    server = build(JobSpec(name="job", kind="infer", recipe="text-classifier", params=params))
+    assert len(tokenised) == 2
+    server.model.eval().load_state_dict(trained.model.state_dict())
+    assert answers(server, "how far is it") == answers(trained, "how far is it")
 
 
 def test_an_image_has_a_digit():

@@ -20,6 +20,7 @@ from stoker.engine.spec.model import Serve
 from stoker.runners.lease.rundir import ENV_LEASE, ENV_RUN_DIR
 from stoker.runners.share.inference import Server, _Minute
 from stoker.runners.share.inference_client import InferenceClient
+from stoker.runners.share.turn import Turn
 from stoker.runners.train.task import Task
 from stoker.runners.worker import script
 from stoker.runners.worker.ranks import Ranks
@@ -202,6 +203,19 @@ def test_requests_are_prepared_while_the_turn_is_anothers_and_survive_the_pause(
             assert len(doubles.batches) == 1 and not answers.done()
             holder.stdin.close()
             assert answers.result() == [{"answer": 6}, {"error": "SystemExit: 3"}, {"answer": 8}]
+
+
+@pytest.mark.parametrize(("waits", "turns"), [("nobody as urgent", 1), ("an equal", 4)])
+def test_it_keeps_the_turn_for_requests_that_wait_as_long_as_nobody_as_urgent_does(serve, tmp_path, monkeypatch, waits, turns):
+    given, give = [], Turn.give
+    monkeypatch.setattr(Turn, "wanted", lambda turn, *, by_equals=False: by_equals and waits == "an equal")
+    monkeypatch.setattr(Turn, "give", lambda turn: given.append(turn.held) or give(turn))
+    doubles = Doubles()
+    run_dir = serve(doubles, batch=1)
+    (run_dir / "turn.json").write_text(json.dumps({"path": str(tmp_path / "turn"), "priority": 0}))
+    assert ask(run_dir, 1, 2, 3, 4) == [{"answer": number} for number in (2, 4, 6, 8)]
+    until(lambda: len(given) == turns)
+    assert doubles.batches == [[1], [2], [3], [4]] and all(given)
 
 
 def test_beyond_the_queue_requests_are_refused_and_counted(serve, monkeypatch):

@@ -14,6 +14,7 @@ from stoker.engine.errors import Conflict, NotFound, StokerError, UsageError
 from stoker.engine.forecast.explain import explain
 from stoker.engine.forecast.ongoing import drained
 from stoker.engine.forecast.work_draws import ENDLESS, Durations, Finished, Known
+from stoker.engine.jobs.control import Control, control
 from stoker.engine.jobs.outcomes import End, judge
 from stoker.engine.jobs.submission import SubmitRequest, submit
 from stoker.engine.protocol import Record, Records, WorkerUpdate
@@ -132,6 +133,14 @@ def _due(tx, batch):
 # ---- what is learnt, believed and foretold ----
 
 
+def test_a_server_that_is_held_is_told_of_in_its_own_words(host):
+    job = server(host)
+    host.tick({job: Allocation((0,))})
+    host.runs(job)
+    told = host.store.write(control, Control("hold", (job,), "ann"))
+    assert [one["message"] for one in told] == ["is being stopped; when released, it serves again"]
+
+
 def test_it_is_of_a_model_of_its_own_and_its_steps_are_nobodys():
     trained, served = spec(kind="train", params={"width": 8}), spec(params={"width": 8})
     assert trained.model == "toy" and served.model == "infer/toy"
@@ -185,6 +194,7 @@ class Serving(World):
 
 @pytest.mark.parametrize("name", sorted(registry.POLICIES))
 @pytest.mark.parametrize("first", [True, False], ids=["it comes first", "it comes last"])
+@pytest.mark.sampled(4)
 def test_every_policy_serves_it_and_lets_others_end_beside_it(name, first):
     jobs = {1: Job(1, submitted=0.0 if first else 9.0)}
     jobs |= {number: Job(number, remaining=300.0, submitted=float(number)) for number in (2, 3, 4, 5)}

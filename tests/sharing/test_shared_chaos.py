@@ -154,6 +154,7 @@ ONE = {kill_worker: "failed", kill_supervisor: "lost", hold: "preempted", preemp
     ],
     ids=lambda act: act.__name__,
 )
+@pytest.mark.sampled(2)
 def test_what_happens_to_one_of_two_is_nothing_to_the_other(pair: Pair, act: Callable[[Pair], None]) -> None:
     before, (other, _) = pair.goes_on("left"), pair.goes_on("right")
     act(pair)
@@ -194,6 +195,7 @@ def test_one_that_runs_out_of_memory_beside_the_other_goes_on_alone(pair: Pair) 
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # whose process is killed or preempted: above
 def test_one_that_is_cancelled_leaves_the_slot_to_the_other(pair: Pair) -> None:
     other, _ = pair.goes_on("right")
     pair.jobs.act("cancel", pair.left)
@@ -225,6 +227,7 @@ def test_neither_notices_that_the_runner_or_the_daemon_dies(pair: Pair) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # leaving by a preemption: above; a runner that is drained: tests/hosts
 def test_both_leave_a_runner_that_is_drained_and_share_it_again(pair: Pair) -> None:
     before = [pair.goes_on(name) for name in ("left", "right")]
     pair.jobs.client.post("/v1/runners/here/drain", {"now": True})

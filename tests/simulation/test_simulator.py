@@ -88,8 +88,9 @@ def test_mg1_waits_as_pollaczek_and_khinchine_say(services: Floats, second_momen
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_nothing_drifts_in_a_long_run() -> None:
-    arrivals, services = poisson(20_000, 3.6, 9), exponential(20_000, 9)
+@pytest.mark.parametrize("jobs", [4_000, pytest.param(20_000, marks=pytest.mark.nightly)])
+def test_nothing_drifts_in_a_long_run(jobs: int) -> None:
+    arrivals, services = poisson(jobs, 3.6, 9), exponential(jobs, 9)
     assert np.array_equal(waits(arrivals, services, 4), first_free(arrivals, services, 4))
 
 
@@ -152,6 +153,7 @@ def test_a_decision_is_in_force_when_it_is_committed() -> None:
 @pytest.mark.parametrize("name", sorted(registry.POLICIES))
 @given(jobs=workloads(), nodes=st.sampled_from(NODES), costs=costs, seed=st.integers(0, 5))
 @settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.sampled(4)
 def test_no_job_is_lost_and_no_gpu_is_used_twice(name: str, jobs: Workload, nodes: str, costs: Costs, seed: int) -> None:
     result = run(jobs, name, nodes, costs, observer=Witness(jobs, nodes), seed=seed)
     assert_accounts_agree(jobs, nodes, result)
@@ -160,6 +162,7 @@ def test_no_job_is_lost_and_no_gpu_is_used_twice(name: str, jobs: Workload, node
 @pytest.mark.parametrize("name", sorted(registry.POLICIES))
 @given(jobs=workloads(), nodes=st.sampled_from(NODES), costs=costs, guarded=st.booleans())
 @settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.sampled(5)
 def test_who_looks_on_changes_nothing(name: str, jobs: Workload, nodes: str, costs: Costs, guarded: bool) -> None:
     """Unobserved, plans take short ways: starts that need no question, and plans that need no long check."""
     limits = Limits(min_run_time=10.0, max_preemptions=3, cooldown=20.0) if guarded else NO_LIMITS
@@ -244,6 +247,7 @@ def test_two_processes_of_different_hash_seeds_give_the_same_bytes() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(registry.POLICIES))
+@pytest.mark.sampled(5)
 def test_the_real_clock_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = digest(mixed(name))
     ticks = itertools.count(1e6, 1e3)
@@ -377,6 +381,7 @@ def test_stops_in_vain_are_forgiven_when_a_job_ends(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("until", [None, 1e6])
+@pytest.mark.sampled(2)
 def test_a_job_that_never_saves_anything_ends_the_run(monkeypatch: pytest.MonkeyPatch, until: float | None) -> None:
     """60 failures an hour, and nothing is saved in its first hour; job 1 is done in a second. A run that stops anyway is left alone."""
     monkeypatch.setattr(failures, "_IN_VAIN", 50)
@@ -557,6 +562,7 @@ def test_a_job_that_comes_between_rounds_starts_at_the_next(policy: str, interva
 
 @pytest.mark.parametrize("interval", [0.1, 0.7, 1 / 3, 60.1])
 @pytest.mark.slow
+@pytest.mark.sampled(2)
 def test_each_round_divides_anew_whatever_the_last_digits(interval: float) -> None:
     """Job ``k`` comes just after round ``k`` and starts at the next."""
     rows = [((number + 0.5) * interval, 1000.0 * interval, 1) for number in range(100)]

@@ -18,7 +18,7 @@ from stoker.engine.report import trace_plots
 from stoker.engine.report.trace_page import SECTIONS, write_trace_report
 from stoker.engine.report.trace_plots import FIGURES
 from stoker.engine.traces.describe import Description, by_name, by_request, cdf, demand, quantiles, recurrence
-from stoker.engine.traces.periods import LONGEST, MOST_BUCKETS, arrivals, dominating_period, periodic_part
+from stoker.engine.traces.periods import LONGEST_PERIOD, MOST_BUCKETS, arrivals, dominating_period, periodic_part
 from stoker.engine.traces.trace import Trace, TraceJob
 
 HOUR = 3600.0
@@ -100,7 +100,7 @@ def test_noise_has_no_period() -> None:
 def test_what_was_not_seen_twice_or_is_slower_than_the_longest_is_no_period() -> None:
     assert dominating_period(hourly(400.0, 500, swing=18.0)) is None
     weekly = hourly(168.0, 1000)
-    assert dominating_period(weekly, LONGEST / HOUR) == pytest.approx(168.0, rel=0.02)
+    assert dominating_period(weekly, LONGEST_PERIOD / HOUR) == pytest.approx(168.0, rel=0.02)
     assert dominating_period(weekly, 100.0) is None
 
 
@@ -250,6 +250,7 @@ def test_odd_traces_are_described(name: str) -> None:
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in DRAWN else pytest.mark.nightly) for name in TINY])
 @pytest.mark.slow
+@pytest.mark.sampled(3)
 def test_odd_traces_are_drawn(name: str, tmp_path: Path) -> None:
     page = write_trace_report(Description(TINY[name], capacity=4), tmp_path / "out")
     assert json.loads((page.parent / "trace.json").read_text())["series"]["arrivals"]["bucket"] >= HOUR

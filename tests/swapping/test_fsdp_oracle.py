@@ -90,6 +90,7 @@ print(json.dumps(found))
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # those of the plain loop: test_swap_executor.py
 def test_gradients_of_three_steps_are_those_of_fsdp2_to_the_bit():
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     ran = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, check=False, env=env)

@@ -288,6 +288,7 @@ def doubled_early_answer(model, batch):
     ],
 )
 @pytest.mark.parametrize("cap", [1 << 20, 2300])
+@pytest.mark.sampled(3)
 def test_changes_in_place_that_autograd_allows_are_those_without_a_cap_to_the_bit(make, options, cap, tmp_path, monkeypatch):
     plain = trained(tmp_path / "plain", monkeypatch, Memory(swap="off"), make, options)
     swapped = trained(tmp_path / "swapped", monkeypatch, Memory(cap=cap, swap="force"), make, options)
@@ -381,6 +382,7 @@ def test_what_cannot_be_trained_is_refused_in_one_line(make, options, line, tmp_
     ],
 )
 @pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.sampled(3)
 def test_it_is_trained_as_without_a_cap_to_the_bit(make, options, count, tmp_path, monkeypatch):
     plain = trained(tmp_path / "plain", monkeypatch, Memory(swap="off", accumulate=count), make, options)
     swapped = trained(tmp_path / "swapped", monkeypatch, Memory(cap=1 << 20, accumulate=count, swap="force"), make, options)

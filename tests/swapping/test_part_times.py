@@ -144,6 +144,7 @@ def partitions(measured):
 
 
 @pytest.mark.parametrize("kind", [Model, Images, Frozen, Late])
+@pytest.mark.sampled(2)
 def test_the_peak_is_never_above_the_planned_one_and_time_is_as_planned(kind):
     task = Task(kind)
     measured = task.measured()

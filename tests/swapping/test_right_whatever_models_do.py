@@ -698,6 +698,7 @@ def wrong(x):
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("what", [wrong, WrongWayBack.apply])
 @pytest.mark.parametrize("where", ["in a block", "between blocks", "in the loss"])
+@pytest.mark.sampled(3)
 def test_an_error_of_the_model_comes_as_it_is_and_another_training_begins(where, what, count, tmp_path, monkeypatch):
     def make():
         inside, between, after = ((what if where == place else lambda x: x) for place in ("in a block", "between blocks", "in the loss"))
@@ -730,6 +731,7 @@ def by_day_one_count_a_form():
 
 @pytest.mark.parametrize(("name", "count"), list(by_day_one_count_a_form()))
 @pytest.mark.parametrize("swapped", [in_all_parts, pytest.param(under_the_smallest_cap, marks=pytest.mark.nightly)])
+@pytest.mark.sampled(3)
 def test_it_is_trained_as_without_a_cap_or_refused_in_one_line(swapped, name, count, tmp_path, monkeypatch):
     known = FORMS[name]
     legal = [line for line in (known.may, known.must, known.several if count > 1 else None) if line is not None]

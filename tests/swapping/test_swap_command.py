@@ -124,6 +124,7 @@ def test_batches_are_chosen_once_where_a_job_is_submitted(home, tmp_path, capsys
         ("odd", "600B", "memory.cap: no partition of the model fits into 1KiB"),
     ],
 )
+@pytest.mark.sampled(2)
 def test_what_cannot_be_planned_is_told_in_one_line(plan, task, cap, words):
     code, out, err = plan(task, "--cap", cap)
     last = err.splitlines()[-1]

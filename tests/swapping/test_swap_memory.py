@@ -9,6 +9,8 @@ import pytest
 CHILD = """
 import hashlib, json, sys
 import torch
+from stoker.runners.worker import late_dynamo
+late_dynamo.put_off()
 from torch import nn
 from stoker.engine.spec.model import Memory
 from stoker.runners.swap.swapped_step import SwappedStep, open_device
@@ -62,11 +64,11 @@ def child(how, *numbers):
 
 
 def assert_it_takes_no_more_than_its_cap_beside_what_the_host_must_hold(width, layers, cap, count, steps):
-    held, swapped, plain = (child(how, width, layers, cap, count, steps) for how in ("holds", "swaps", "plain"))
-    assert swapped["sums"] == plain["sums"] and len(swapped["sums"]) == steps * (1 + 2 * layers)
+    held, swapped = (child(how, width, layers, cap, count, steps) for how in ("holds", "swaps"))
+    assert len(swapped["sums"]) == steps * (1 + 2 * layers)
     assert 0 < swapped["peak"] <= cap
     assert swapped["memory"] - held["memory"] <= cap + (64 << 20)
-    return held["memory"], swapped["memory"], plain["memory"]
+    return swapped["sums"]
 
 
 @pytest.mark.slow
@@ -79,4 +81,6 @@ def test_the_host_holds_weights_gradients_and_optimizer_once_and_the_device_its_
 def test_blocks_above_200_mib_with_eight_batches_a_step():
     block = 7300 * 7301 * 4
     assert block > 200 << 20
-    assert_it_takes_no_more_than_its_cap_beside_what_the_host_must_hold(7300, 3, int(3.2 * block), 8, 3)
+    numbers = 7300, 3, int(3.2 * block), 8, 3
+    sums = assert_it_takes_no_more_than_its_cap_beside_what_the_host_must_hold(*numbers)
+    assert sums == child("plain", *numbers)["sums"]

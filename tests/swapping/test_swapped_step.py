@@ -106,6 +106,7 @@ def cap_of(count):
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"clip_norm": 0.5}, {"optimizer": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)}])
 @pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.sampled(3)
 def test_losses_evaluations_and_checkpoints_are_those_of_the_plain_step_to_the_bit(count, options, tmp_path, monkeypatch):
     plain = trained(tmp_path / "plain", monkeypatch, Memory(swap="off", accumulate=count), task(**options))
     cap = cap_of(count)
@@ -318,6 +319,7 @@ def test_a_weight_used_far_apart_under_one_name_is_named_where_it_keeps_the_mode
         pytest.param({"units": ("blocks.1", "head")}, id="named units"),
     ],
 )
+@pytest.mark.sampled(3)
 def test_the_model_itself_is_trained_whatever_its_forward_and_loss_do(options, count, tmp_path, monkeypatch):
     plain = trained(tmp_path / "plain", monkeypatch, Memory(swap="off", accumulate=count), task(**options))
     swapped = trained(tmp_path / "swapped", monkeypatch, Memory(cap=1 << 20, accumulate=count, swap="force"), task(**options))

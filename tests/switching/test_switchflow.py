@@ -166,3 +166,28 @@ def test_what_was_measured_of_two_equals_counts_before_and_a_turn_costs() -> Non
     assert ends([(0.0, 10.0, 1)] * 2, Costs(turn=0.001), iterations=[1000.0] * 2, **one) == pytest.approx([22.0] * 2)
     apart = ends([(0.0, 10.0, 1)] * 2, Costs(turn=0.001), iterations=[1000.0] * 2, priority=[1, 0], **one)
     assert apart == pytest.approx([10.0, 20.0]), "one after the other"
+
+
+def test_equals_have_a_step_each_however_long_it_is() -> None:
+    """Steps of 1 s and of 3 s: ten rounds of 4 s, after which the first has 20 of its 30 left."""
+    assert ends([(0.0, 30.0, 1), (0.0, 30.0, 1)], iterations=[30, 10]) == pytest.approx([60.0, 40.0])
+    unknown = [30, np.nan]
+    assert ends([(0.0, 30.0, 1), (0.0, 30.0, 1)], iterations=unknown) == pytest.approx([60.0, 60.0])
+
+
+def test_one_that_waits_for_its_data_has_no_more_turns_than_alone() -> None:
+    """A step of 4 s, of which it computes for one, leaves three of four seconds to the other."""
+    two = {"models": ["waits", "computes"], "profiles": [Profile("waits", utilisation=0.25), Profile("computes", utilisation=1.0)]}
+    assert ends([(0.0, 40.0, 1), (0.0, 30.0, 1)], iterations=[10, 30], **two) == pytest.approx([40.0, 40.0])
+
+
+def test_each_step_of_one_that_goes_before_waits_until_the_other_has_paused() -> None:
+    """Ten steps of 1 s take 1.5 s each; in the half second the other goes on."""
+    found = ends([(0.0, 20.0, 1), (0.0, 10.0, 1)], Costs(pause=0.5), priority=[0, 1], iterations=[20, 10])
+    assert found == pytest.approx([30.0, 15.0])
+
+
+def test_who_starts_takes_no_turns_yet_whoever_comes_meanwhile() -> None:
+    """The first trains from 5 on, alone until 15, at half until 17, and at a third until 23, when the third has done its 2 s of work."""
+    found = ends([(0.0, 20.0, 1), (10.0, 20.0, 1), (12.0, 2.0, 1)], Costs(cold_start=5.0, warm_start=5.0))
+    assert found == pytest.approx([37.0, 47.0, 23.0])

@@ -75,6 +75,7 @@ def task(**given):
                 evaluate=evaluate, batch_size=8, eval_every=7, checkpoint_every=10, clip_norm=1.0, **given)
 """
 
+REPLAY = {"gpu": "switched", "memory": "replay"}
 JOBS: dict[str, dict[str, Any]] = {
     "an entrypoint": {"entrypoint": "hard:task", "stop": {"iterations": 15}},
     "micro-batches": {"entrypoint": "hard:task", "stop": {"iterations": 6}, "memory": {"accumulate": 4}},
@@ -137,6 +138,7 @@ def pauses(job: Job) -> int:
 
 
 @pytest.mark.parametrize("kind", JOBS)
+@pytest.mark.sampled(3)
 def test_paused_again_and_again_it_ends_with_the_weights_of_one_that_was_not(job, asks, kind: str) -> None:
     whole = job("whole", **JOBS[kind]).start()
     assert whole.end() == 0, whole.log
@@ -145,6 +147,19 @@ def test_paused_again_and_again_it_ends_with_the_weights_of_one_that_was_not(job
     assert pauses(paused) > 20
     assert paused.losses() == whole.losses()
     assert_same(paused.state, whole.state)
+
+
+@pytest.mark.parametrize("kind", ["an entrypoint", "micro-batches", "digits-cnn"])
+def test_whatever_is_done_again_it_ends_with_the_weights_of_one_of_which_nothing_was(job, asks, kind: str) -> None:
+    whole = job("whole", **JOBS[kind], share=REPLAY).start()
+    assert whole.end() == 0, whole.log
+    again = switched(job("again", **JOBS[kind], share=REPLAY), asks()).start()
+    assert again.end() == 0, again.log
+    steps = JOBS[kind]["stop"]["iterations"]
+    (given_up,) = re.findall(r"gave up (\d+) steps for others on its GPU", again.log)
+    assert steps // 2 <= int(given_up) <= steps, "each at most once"
+    assert again.losses() == whole.losses()
+    assert_same(again.state, whole.state)
 
 
 def test_inside_a_step_under_a_cap_it_looks_too_and_not_where_samples_are_loaded(tmp_path: Path, monkeypatch) -> None:

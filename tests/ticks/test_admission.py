@@ -24,7 +24,7 @@ from stoker.engine.forecast.ongoing import STOPS_IN, OutOfTime, Watched, drained
 from stoker.engine.forecast.start_ups import COMMAND, RECIPE, StartUps
 from stoker.engine.forecast.trial import with_job
 from stoker.engine.forecast.whatif import Prospect, Question, by_queue, look_ahead, quickest, spread_out
-from stoker.engine.forecast.work_draws import ENOUGH, SAID_SPREAD, STEPS_SPREAD, UNKNOWN, Durations, Finished, Known
+from stoker.engine.forecast.work_draws import ENOUGH_ENDED_JOBS, MEDIAN_IF_UNKNOWN, SAID_SPREAD, STEPS_SPREAD, Durations, Finished, Known
 from stoker.engine.scheduling.guards import Evictions, Limits
 from stoker.engine.scheduling.ticks import Rules
 from stoker.engine.sim.cluster import Cluster
@@ -242,7 +242,7 @@ class TestDurations:
 
     def test_errors_of_estimates_are_learnt(self) -> None:
         """Submitters say half of what it takes: of a duration that was measured nothing of that is true."""
-        ended = Finished(["x"] * ENOUGH, np.full(ENOUGH, 200.0), np.full(ENOUGH, 100.0))
+        ended = Finished(["x"] * ENOUGH_ENDED_JOBS, np.full(ENOUGH_ENDED_JOBS, 200.0), np.full(ENOUGH_ENDED_JOBS, 100.0))
         assert np.median(self.draws([Job(1, remaining=100)], finished=ended)) == pytest.approx(200, rel=0.02)
         assert np.median(self.draws([Job(1, remaining=100)], finished=ended, said=np.array([False]))) == pytest.approx(100, rel=0.02)
         few = Finished(["x"] * 2, np.full(2, 200.0), np.full(2, 100.0))
@@ -250,12 +250,12 @@ class TestDurations:
 
     def test_of_what_nothing_is_known_the_model_tells_or_else_the_pool(self) -> None:
         unknown = {"whole": np.array([math.nan])}
-        estimates = np.full(2 * ENOUGH, math.nan)
-        ended = Finished(["m"] * ENOUGH + ["x"] * ENOUGH, np.repeat([50.0, 5000.0], ENOUGH), estimates)
+        estimates = np.full(2 * ENOUGH_ENDED_JOBS, math.nan)
+        ended = Finished(["m"] * ENOUGH_ENDED_JOBS + ["x"] * ENOUGH_ENDED_JOBS, np.repeat([50.0, 5000.0], ENOUGH_ENDED_JOBS), estimates)
         assert np.median(self.draws([Job(1)], finished=ended, **unknown)) == pytest.approx(50, rel=0.02)
-        pool = Finished(["x"] * ENOUGH, np.full(ENOUGH, 5000.0), np.full(ENOUGH, math.nan))
+        pool = Finished(["x"] * ENOUGH_ENDED_JOBS, np.full(ENOUGH_ENDED_JOBS, 5000.0), np.full(ENOUGH_ENDED_JOBS, math.nan))
         assert np.median(self.draws([Job(1)], finished=pool, **unknown)) == pytest.approx(5000, rel=0.02)
-        assert np.median(self.draws([Job(1)], **unknown)) == pytest.approx(UNKNOWN, rel=0.05)
+        assert np.median(self.draws([Job(1)], **unknown)) == pytest.approx(MEDIAN_IF_UNKNOWN, rel=0.05)
 
     def test_one_that_has_outrun_its_estimate_has_as_long_to_go(self) -> None:
         assert np.median(self.draws([Job(1, remaining=0, run_time=5000, held=(0,))], whole=np.array([60.0]))) == pytest.approx(
@@ -408,8 +408,8 @@ class TestBounds:
         return JobSpec(name="x", recipe="toy", estimate=10.0, **fields)
 
     def test_a_policy_that_hangs_costs_one_thread(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(admission, "PATIENCE", 0.2)
-        monkeypatch.setattr(admission, "TURN", 0.1)
+        monkeypatch.setattr(admission, "ANSWER_PATIENCE", 0.2)
+        monkeypatch.setattr(admission, "QUEUE_PATIENCE", 0.1)
         before = threading.active_count()
 
         async def ask() -> list[str]:
@@ -435,7 +435,7 @@ class TestBounds:
                 raise error
             start(thread)
 
-        monkeypatch.setattr(admission, "TURN", 0.1)
+        monkeypatch.setattr(admission, "QUEUE_PATIENCE", 0.1)
         monkeypatch.setattr(threading.Thread, "start", fails_once)
         fifo = partial(registry.create, "fifo", {})
 
@@ -446,7 +446,7 @@ class TestBounds:
         assert asyncio.run(ask()) == ["busy", "estimated"]
 
     def test_a_policy_that_is_slow_is_asked_for_its_order_only(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(admission, "PATIENCE", 60.0)  # of the clock: what is to be seen here is counted in processor time
+        monkeypatch.setattr(admission, "ANSWER_PATIENCE", 60.0)  # of the clock: what is to be seen here is counted in processor time
 
         class Slow:
             name = "slow"
@@ -515,7 +515,7 @@ class TestProfiling:
     @pytest.fixture(autouse=True)
     def _starts_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(admission, "start_up_seconds", lambda known, _: np.zeros(len(known.model)))
-        monkeypatch.setattr(admission, "PATIENCE", 60.0)
+        monkeypatch.setattr(admission, "ANSWER_PATIENCE", 60.0)
 
     def test_it_comes_first_where_the_policy_in_force_gives_such_runs(self, store: Any) -> None:
         late, soon = (self.ask(store, policy)["takes"] for policy in ("unisched", "fifo"))

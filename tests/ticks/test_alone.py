@@ -146,6 +146,7 @@ def keeps_its_first_lease(
 @pytest.mark.parametrize("name", sorted(SHORT))
 @settings(max_examples=2)
 @real
+@pytest.mark.sampled(2)
 def test_alone_on_a_real_store_it_keeps_its_first_lease(template: Path, name: str, **drawn: Any):
     keeps_its_first_lease(template, name, **drawn)
 
@@ -154,12 +155,14 @@ def test_alone_on_a_real_store_it_keeps_its_first_lease(template: Path, name: st
 @pytest.mark.parametrize("name", sorted(registry.POLICIES.keys() - SHORT.keys()))
 @settings(max_examples=1)
 @real
+@pytest.mark.sampled(5)
 def test_so_it_does_where_leases_have_no_end(template: Path, name: str, **drawn: Any):
     keeps_its_first_lease(template, name, **drawn)
 
 
 @pytest.mark.parametrize("name", ["unisched", "chronus"])
 @pytest.mark.parametrize("min_run_time", [0.0, 30.0])
+@pytest.mark.sampled(2)
 def test_beside_one_who_waits_a_lease_ends_only_if_the_policy_says_so(database: Path, name: str, min_run_time: float):
     """The job that runs has far less left than the one that waits, so it is chosen in every cycle."""
     short, long = (

@@ -108,8 +108,8 @@ class Host:
 @pytest.fixture
 def host(database: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     """How long fits take here postpones none."""
-    monkeypatch.setattr(module, "SHARE", math.inf)
-    monkeypatch.setattr(module, "ROUND", math.inf)
+    monkeypatch.setattr(module, "FITTING_SHARE", math.inf)
+    monkeypatch.setattr(module, "FITTING_SECONDS_PER_LOOK", math.inf)
     made = Host(database)
     yield made
     made.store.close()
@@ -211,7 +211,7 @@ def test_a_job_is_fitted_again_when_it_has_gone_on_and_not_too_often(host):
 
 
 def test_one_look_fits_no_longer_than_its_share_and_the_others_come_next(host, monkeypatch):
-    monkeypatch.setattr(module, "ROUND", 0.0)
+    monkeypatch.setattr(module, "FITTING_SECONDS_PER_LOOK", 0.0)
     jobs = [host.submit(f"job-{number}") for number in range(3)]
     for slot, job in enumerate(jobs):
         host.train(host.run(job, slot), range(20, 201, 20))

@@ -20,7 +20,7 @@ from stoker.engine.fleet import registration as runners
 from stoker.engine.forecast import foretelling
 from stoker.engine.forecast.deadline_watch import DeadlineWatch
 from stoker.engine.forecast.explain import explain
-from stoker.engine.forecast.foretelling import REFRESH, SLACK, Foretelling
+from stoker.engine.forecast.foretelling import REFRESH, UNWRITTEN_SHIFT_SECONDS, Foretelling
 from stoker.engine.home import Home
 from stoker.engine.hooks import Hooks
 from stoker.engine.jobs.control import Control, control
@@ -348,7 +348,7 @@ def test_who_waits_for_a_guard_has_one_expected_start_for_ps_and_explain(store: 
     held = host.scheduling.held_back("default", job)
     said = explain(store, job, held_back=host.scheduling.held_back)
     assert held is not None and listed["id"] == job
-    assert said["waiting"]["est_start"] == listed["est_start"] == pytest.approx(held.until, abs=SLACK)
+    assert said["waiting"]["est_start"] == listed["est_start"] == pytest.approx(held.until, abs=UNWRITTEN_SHIFT_SECONDS)
 
 
 def test_a_pace_that_becomes_known_or_changes_tells_the_start(host: Host) -> None:
@@ -452,6 +452,7 @@ def test_news_without_end_cost_a_bounded_share(store: Store, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("policy", ["edf", "hydra", "genie", "elasticflow", "unisched", "chronus"])
+@pytest.mark.sampled(2)
 def test_who_waits_behind_deadlines_is_told_so(store: Store, policy: str) -> None:
     host = Host(store, policy)
     script = {"command": ["true"], "estimate": 600.0}

@@ -159,6 +159,7 @@ class _Sets:
         ([("mine:P", "a"), ("mine:P", "a"), ("mine:P", "b"), ("mine:P", "b"), ("mine:P", "a")], [1, 2, 1, 2, 1]),
     ],
 )
+@pytest.mark.sampled(2)
 def test_the_same_policy_with_another_configuration_goes_on_with_what_it_kept(store, monkeypatch, settings, asked, restarts):
     pool, seen = _Sets(store, monkeypatch), []
     assert pool.asked() == 1

@@ -195,6 +195,7 @@ def trained(job: Row, lease: Row | None) -> float:
     return float(max(0.0, NOW - lease["started_at"].replace(tzinfo=dt.UTC).timestamp()))
 
 
+@pytest.mark.sampled(3)
 def test_work_is_the_sql_view_column_by_column(seen: Seen) -> None:
     tables, _, con = seen
     work = {row["job_id"]: row for row in select(con, "SELECT * FROM work")}

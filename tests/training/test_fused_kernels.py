@@ -89,6 +89,7 @@ def trained(task, step, steps=4):
     # PyTorch has sparse gradients for SGD alone.
     [(model, each) for model in MODELS for each in OPTIMIZERS if not model.startswith("sparse") or each in ("sgd", "momentum")],
 )
+@pytest.mark.sampled(3)
 def test_a_block_about_memory_changes_no_training(model, optimizer):
     plain, block = task(model, optimizer), task(model, optimizer)
     before = [parameter.detach().clone() for parameter in plain.model.parameters()]

@@ -169,6 +169,7 @@ def test_a_tuner_is_told_of_samples_and_not_of_the_lists_they_travel_in(train, m
     "pipeline", [THREADS, PipelineOptions(tune="fixed", workers={"decode": 3, "augment": 2, "batch": 2})], ids=["tuned", "by hand"]
 )
 @pytest.mark.parametrize("augment", [None, turned], ids=["decode", "augment"])
+@pytest.mark.sampled(2)
 def test_a_pipeline_trains_the_very_model(train, pipeline, augment):
     if augment is None:
         pipeline = PipelineOptions(tune=pipeline.tune, workers={stage: n for stage, n in pipeline.workers.items() if stage != "augment"})
@@ -241,6 +242,7 @@ BLOCKS = {
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("at", [1, 3, SWITCH_AT - 1, SWITCH_AT, SWITCH_AT + 1, STEPS - 1])
+@pytest.mark.sampled(3)
 def test_a_stop_at_any_step_changes_nothing(train, whole, tmp_path, optimizer, at):
     expected, reported = final(whole, train, tmp_path, optimizer, BLOCKS["reuse"])
     train("parts", task(optimizer=optimizer), stop_at=at, **BLOCKS["reuse"])
@@ -284,6 +286,7 @@ TIGHT = Reuse(repeat=3, switch=HALF, memory=6 * SIZE)  #: bytes of some 6 sample
 
 @pytest.mark.parametrize("pipeline", [THREADS, BY_HAND], ids=["tuned", "by hand"])
 @pytest.mark.parametrize("reuse", [REUSE, ONCE, TIGHT], ids=["each use", "once", "little memory"])
+@pytest.mark.sampled(3)
 def test_what_is_done_behind_the_buffer_trains_the_very_model(train, reuse, pipeline):
     plain = train("reuse", task(still=True, augment=turned), reuse=reuse)
     staged = train("staged", task(still=True, augment=turned), reuse=reuse, pipeline=pipeline)
@@ -373,6 +376,7 @@ def masked(samples):
 
 @pytest.mark.parametrize("quiet", [False, True], ids=["the training draws", "it does not"])
 @pytest.mark.parametrize("blocks", BLOCKS)
+@pytest.mark.sampled(3)
 def test_a_collate_draws_anew_for_each_batch_and_nothing_of_the_training_s_own(train, blocks, quiet):
     draws, own = [], []
 
@@ -584,6 +588,7 @@ def test_a_profiling_run_measures_with_both_blocks_and_leaves_nothing(tmp_path, 
 
 
 @pytest.mark.parametrize("blocks", BLOCKS)
+@pytest.mark.sampled(2)
 def test_a_request_to_stop_is_obeyed_while_a_sample_takes_for_ever(tmp_path, monkeypatch, blocks):
     begun, released = threading.Event(), threading.Event()
 

@@ -249,6 +249,7 @@ def test_a_run_reports_each_step_its_evaluations_and_its_checkpoints(uninterrupt
     ("pause", "left_at"),
     [("build", None), ("loader:1", None), ("step:1", 1), ("loader:7", 6), ("step:6", 6), ("evaluation", 5)],
 )
+@pytest.mark.sampled(2)
 def test_sigterm_is_obeyed_in_every_phase_and_changes_nothing(job, uninterrupted, pause, left_at):
     one = job().start(PAUSE=pause).when(f"in-{pause.partition(':')[0]}-0").signal()
     assert one.end() == PREEMPTED_EXIT
@@ -294,6 +295,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(job, uninterrupted):
 
 
 @pytest.mark.parametrize("pause", ["build", "loader:7", "step:6", "evaluation"])
+@pytest.mark.sampled(2)
 def test_two_ranks_leave_together_and_end_the_same(job, uninterrupted, pause):
     """Only rank 0 lingers in the phase (rank 1 waits for it), as a slow disk or an evaluation makes it."""
     one = job().start(ranks=2, PAUSE=pause).when(f"in-{pause.partition(':')[0]}-0").signal()
@@ -343,6 +345,7 @@ def test_a_gang_s_checkpoint_is_taken_up_by_one_rank(job):
 
 
 @pytest.mark.slow  # three processes that import torch
+@pytest.mark.nightly  # so do the gangs of test_profiling_live.py
 def test_the_worker_runs_under_torch_s_launcher(tmp_path):
     one = Job(tmp_path / "job")
     run_dir = one.path / "run-1"
@@ -358,6 +361,52 @@ def test_the_worker_runs_under_torch_s_launcher(tmp_path):
     assert one.state["step"] == STEPS
     assert len(one.state["generators"]) == 2
     assert sorted(one.losses()) == list(range(1, STEPS + 1))
+
+
+COMPILES = """
+import importlib, inspect, sys
+from stoker.runners.worker import worker
+
+def parts():
+    return [name for name in sys.modules if name.startswith("torch._dynamo.")]
+
+assert worker.main() == 0 and parts() == []
+import torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+def step(model):
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+step(model)
+inspect.getmodule(step), hasattr(torch._dynamo, "__warningregistry__")  # what looks at all modules
+from torch import distributed
+distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+step(torch.nn.parallel.DistributedDataParallel(model))
+distributed.destroy_process_group()
+assert parts() == []
+import torch._dynamo.config as config
+assert config is torch._dynamo.config is sys.modules["torch._dynamo.config"] and config.__spec__.origin.endswith("config.py")
+assert "optimize" in dir(importlib.import_module("torch._dynamo")) and torch._dynamo.utils.counters == {}
+step(torch.compile(model, backend="eager"))
+assert torch._dynamo.utils.counters["frames"]["ok"] > 0
+torch.compile(step, backend="eager")(model)
+assert all(torch.isfinite(weight).all() for weight in model.parameters())
+"""
+
+
+@pytest.mark.slow  # a process that imports torch, and what compiles
+def test_nothing_that_compiles_is_imported_before_somebody_compiles(tmp_path):
+    """An optimizer would import it in its first step, which takes a second."""
+    one = Job(tmp_path / "job")
+    run_dir = one.path / "run-1"
+    run_dir.mkdir()
+    assignment = {"lease": 1, "job": 1, "attempt": 1, "spec": one.spec, "gpus": ["n/cpu0"], "world_size": 1}
+    (run_dir / "assignment.json").write_text(json.dumps(assignment))
+    env = {**os.environ, "STOKER_RUN_DIR": str(run_dir), "STOKER_CHECKPOINT_DIR": str(one.path / "checkpoints")}
+    done = subprocess.run([sys.executable, "-c", COMPILES], cwd=one.path, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert one.state["step"] == STEPS
 
 
 # ---- the stopping rule ----

@@ -520,6 +520,7 @@ def test_a_cycle_begins_at_its_time_but_for_the_rounding():
 
 @every_policy
 @for_all(view=views(deadlines=True, profiles=[VGG]))
+@pytest.mark.sampled(2)
 def test_every_plan_is_valid_complete_and_deterministic(name: str, config: dict[str, Any], view: View):
     answer = plan(name, view, **config)
     check(answer, view)
@@ -534,6 +535,7 @@ def test_every_plan_is_valid_complete_and_deterministic(name: str, config: dict[
 
 @every_policy
 @for_all(view=views(deadlines=True))
+@pytest.mark.sampled(2)
 def test_protected_jobs_stay(name: str, config: dict[str, Any], view: View):
     view = protect(view, Limits(min_run_time=50, max_preemptions=3))
     runs = all_given(plan(name, view, **config), view)
@@ -552,6 +554,7 @@ JOBS = st.lists(
 @every_policy
 @for_all(jobs=JOBS, costs=st.booleans(), wrong=st.sampled_from([0.0, 0.8]))
 @settings(max_examples=8)
+@pytest.mark.sampled(2)
 def test_everything_finishes(name: str, config: dict[str, Any], jobs: list[tuple[int, int, int, int]], costs: bool, wrong: float):
     submitted, duration, gpus, kind = (list(column) for column in zip(*jobs, strict=True))
     rewards = ((), ((1.5, 100.0),), ((1.3, 100.0), (2.0, 50.0)), ((0.5, 100.0),))

@@ -12,7 +12,7 @@ import pytest
 from stoker.policies import registry
 from stoker.policies.contract import Plan, View
 from stoker.policies.queues.laxity import next_deadline
-from stoker.policies.unisched.roles import UNLIKELY, profiling_reward, roles_of
+from stoker.policies.unisched.roles import LEAST_CHANCE, profiling_reward, roles_of
 from views import NOW, Job, given, make_view, reasons
 
 EARLY = 0.17  #: standard error of the logarithm of a first estimate
@@ -64,7 +64,7 @@ def test_the_chance_is_that_of_an_error_of_that_size_up_or_down(late):
     view = uncertain(make_view([4], [strict(1, 1000 * late, 1000), strict(2, 900, 1000), Job(3, remaining=1.0)]), *[EARLY] * 3)
     doubtful, sure, best_effort = chances(view)
     assert doubtful == pytest.approx(2 * NormalDist(sigma=EARLY).cdf(-math.log(late)))
-    assert doubtful > UNLIKELY
+    assert doubtful > LEAST_CHANCE
     assert (sure, best_effort) == (1.0, 0.0)
 
 

@@ -111,6 +111,7 @@ def test_a_lease_that_lasts_through_the_next_cycle_keeps_its_end():
 
 
 @both
+@pytest.mark.sampled(2)
 def test_who_comes_then_starts_when_the_next_cycle_begins(name: str):
     workload, options = make_workload("w", [0.0, 40_000.0], [DAY, 60.0], [8, 8]), Options(costs=Costs(suspend=4.0, resume=18.0))
     result = run(workload, name, options)
@@ -200,6 +201,7 @@ CONFIGS = [
 @pytest.mark.parametrize(("name", "config"), CONFIGS, ids=lambda value: value if isinstance(value, str) else "-".join(value))
 @for_all(jobs=JOBS, costs=st.booleans(), guarded=st.booleans(), profiling=st.sampled_from([0.0, 60.0]), wrong=st.sampled_from([0.0, 0.8]))
 @settings(max_examples=8)
+@pytest.mark.sampled(2)
 def test_nobody_can_tell_that_nobody_asked(
     name: str, config: dict[str, Any], jobs: list[tuple[int, ...]], costs: bool, guarded: bool, profiling: float, wrong: float
 ):

@@ -37,6 +37,7 @@ TINY = {
     "shared_input": ["--jobs", "2", "--steps", "3"],
     "replicas": ["--steps", "12", "--members", "3", "--events", "1"],
     "switching": ["--quick", "--number", "10", "--modes", "turn"],
+    "switching_simulated": ["--seconds", "1", "--mixes", "server"],
     "overhead": ["--pairs", "2", "--seconds", "0.1"],
     "fidelity": ["--policy", "fifo", "--jobs", "3", "--gap", "0.5", "--steps", "5", "10"],
     "ymir_live": ["--tasks", "movies", "amazon", "--seeds=1", "--steps=6", "--limit=16", "--eval-limit=4", "--layers=last"],
@@ -100,9 +101,10 @@ def run(name: str, *arguments: str) -> str:
 
 #: Those that take longest even so, most of it for real trainings or whole simulations. What they measure has tests of its own by day.
 NIGHTLY = (
-    "adhoc_sql", "assignment", "autosched", "fidelity", "first_step", "hostile", "idle", "intune", "intune_simulated", "iterations",
-    "lookups", "overhead", "packing", "page", "perfect", "prompts", "replicas", "reuse_augment", "shared_input", "store_writes",
-    "submissions", "swap", "switching", "unisched", "warm", "ymir_live",
+    "accuracy", "adhoc_sql", "assignment", "autosched", "fidelity", "first_step", "hostile", "idle", "intune", "intune_simulated",
+    "iterations", "lookups", "overhead", "packing", "page", "perfect", "prompts", "replicas", "reuse_augment", "selector",
+    "shared_input", "store_writes", "submissions", "swap", "swap_models", "switching", "switching_simulated", "unisched", "warm",
+    "ymir_live",
 )  # fmt: skip
 
 

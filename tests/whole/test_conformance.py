@@ -511,11 +511,8 @@ POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "chronus": ("chronus", {"be_lease": 25.0, "slo_leases": 4, "profiler_gpus": 2}),
 }
 #: Of these policies the day has other options, or others that are served from the same columns; the small histories below have all.
-#: Each has one much like it by day: `priority`, `las`, `tiresias`, `themis`, `unisched` or `lucid-profiled`.
-BY_NIGHT = dict.fromkeys(
-    ("backfill", "chronus", "edf", "fifo", "genie", "hydra", "lucid", "sjf", "srsf", "srtf", "switchflow", "tiresias-time"),
-    pytest.mark.nightly,
-)
+#: Each has one much like it by day: `priority`, `unisched` and `lucid-profiled` here, `tiresias`, `lucid` and `switchflow` in tests below.
+BY_DAY = ("unisched", "lucid-profiled")
 PREEMPTIVE = {"priority", "srtf", "srsf", "edf", "las", "tiresias", "themis", "unisched"}
 
 
@@ -548,7 +545,9 @@ def test_who_takes_turns_where_is_decided_alike(template: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param(name, marks=BY_NIGHT.get(name, ())) for name in sorted(POLICIES.keys() - {"priority"})])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in BY_DAY else pytest.mark.nightly) for name in sorted(POLICIES.keys() - {"priority"})]
+)
 def test_with_any_policy(name: str, template: Path) -> None:
     check(name, LIMITS, COSTS, template)
 

@@ -240,7 +240,7 @@ def test_every_reason_for_waiting_is_explained() -> None:
     ours += re.findall(r"(?:THEN|ELSE) '([a-z-]+)'", choice)
     ours += re.findall(r'\(job, \("([a-z-]+)", text\)\)', (ROOT / "engine" / "scheduling" / "ticks.py").read_text())
     ours += re.findall(r'return "([a-z]+)", f"', (ROOT / "engine" / "hosts" / "places.py").read_text())
-    ours.append(policy_errors.CODE)
+    ours.append(policy_errors.POLICY_ERROR)
     assert sorted(code for row in table("Why a job waits", "code") for code in words(row[0])) == sorted(set(ours))
 
 

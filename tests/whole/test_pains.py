@@ -183,6 +183,7 @@ def test_pain_01_a_dead_worker_frees_its_slot_and_its_job_goes_on(jobs: Jobs) ->
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # many who write and read at once: test_api_load.py, test_adhoc.py
 def test_pain_02_sixteen_clients_at_once_see_no_lock(fleet: Fleet, jobs: Jobs) -> None:
     """'database is locked' (Prefect #10188, SkyPilot #1441, Huey #445): one writer, and readers that never wait for it."""
 
@@ -314,6 +315,7 @@ def test_pain_05_out_of_memory_is_recognised_and_never_retried_for_ever(jobs: Jo
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # the budget of each policy: test_plan_guards.py, test_policies.py
 def test_pain_06_preemptions_of_a_job_are_bounded_and_everything_ends(fleet: Fleet, jobs: Jobs) -> None:
     """'Two 1-GPU jobs killed eleven, 79.7 node-hours' (ROCm/spur #888): a budget of preemptions that no policy can override."""
     gate = Path(tempfile.mkdtemp(dir=fleet.home.path)) / "go"
@@ -483,6 +485,7 @@ def test_pain_11_gpus_are_named_by_uuid_everywhere(fleet: Fleet, jobs: Jobs) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # whatever is killed, in rounds under load: test_crash.py
 def test_pain_12_after_everything_was_killed_all_slots_are_free_again(
     home: Home, start_daemon: Callable[..., DaemonProcess], start_runner: Callable[..., RunnerProcess]
 ) -> None:

@@ -48,7 +48,7 @@ from stores import reopened
 COMMON = settings(deadline=None, database=None, suppress_health_check=list(HealthCheck), report_multiple_bugs=False)
 PROFILES = {
     # Not shrunk, as that takes minutes: the whole history is printed.
-    "short": settings(COMMON, max_examples=7, stateful_step_count=30, phases=[Phase.generate]),
+    "short": settings(COMMON, max_examples=4, stateful_step_count=30, phases=[Phase.generate]),
     "nightly": settings(COMMON, derandomize=False, max_examples=100, stateful_step_count=30, phases=[Phase.generate]),
     "long": settings(COMMON, derandomize=False, max_examples=100_000, stateful_step_count=60, phases=[Phase.generate]),
     "shrink": settings(COMMON, derandomize=False, max_examples=100_000, stateful_step_count=60),

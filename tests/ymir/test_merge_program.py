@@ -118,7 +118,7 @@ def test_the_optimum_is_that_of_trying_everything(seed: int) -> None:
 
 
 def test_many_columns_are_thinned_by_their_reduced_cost_with_a_bound_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merge_program, "MANY", 12)
+    monkeypatch.setattr(merge_program, "MOST_COLUMNS", 12)
     gaps, thinned = [], 0
     for seed in range(40, 70):
         kinds, columns, gpus = _instance(seed)

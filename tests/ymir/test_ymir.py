@@ -169,6 +169,7 @@ def test_rounds_that_would_never_end_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("config", ["ymir", "ymir,round=60", "ymir,recurring=true", "ymir,ended=false"])
+@pytest.mark.sampled(2)
 def test_random_workloads_end_whole(config: str) -> None:
     rng = np.random.default_rng(5)
     begin = np.where(rng.random((3, 3)) < 0.6, rng.uniform(0.1, 1.4, (3, 3)), math.nan)

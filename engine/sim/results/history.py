@@ -77,6 +77,7 @@ class History:
             profiles=[Profile(row["model"], utilisation=_known(row["utilisation"]), memory=_known(row["memory"])) for row in self.models],
             slowdowns=self._slowdowns(PACKED),
             switched_slowdowns=self._slowdowns(SWITCHED),
+            iterations=[job.get("steps") or np.nan for job in jobs],
             kind=[job.get("kind", "") for job in jobs],
             share=[job.get("share", "") for job in jobs],
         )

@@ -15,7 +15,7 @@ from ..model import Block, Duration, JobSpec, Size
 from . import fields
 from .fields import Reader
 from .tree import Node
-from .units import format_duration, format_size
+from .units import SIZE_FORMS, format_duration, format_size
 
 
 def _kinds(kind: Any) -> tuple[Any, ...]:
@@ -80,7 +80,7 @@ def _value(kind: Any, node: Node, field: str) -> Any:
 
 def _number_or_words(kind: Any) -> str | None:
     """What ``int | Literal["auto"]`` takes, in words."""
-    words = [word for arm in _kinds(kind) if get_origin(arm) is Literal for word in get_args(arm)]
+    words = _words(kind)
     return " or ".join([_WORDS["int"], *words]) if words and len(_kinds(kind)) > 1 else None
 
 
@@ -94,7 +94,17 @@ def _plain(kind: Any, node: Node, field: str) -> Any:
             return fields.choice(get_args(kinds[0]))(node, field)
         if _is_struct(kinds[0]):
             return struct(kinds[0], node, field)
+    words = _words(kind)
+    if Size in kinds and words and node.plain() not in words:
+        try:
+            return fields.size(node, field)
+        except UsageError:
+            raise node.wrong(field, f"{SIZE_FORMS}, or {' or '.join(words)}") from None
     return node.plain()
+
+
+def _words(kind: Any) -> list[str]:
+    return [word for arm in _kinds(kind) if get_origin(arm) is Literal for word in get_args(arm)]
 
 
 _WORDS = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "array": "a list", "object": "a mapping"}
@@ -133,7 +143,7 @@ def _written(kind: Any, value: Any) -> Any:
     if isinstance(value, msgspec.Struct):
         return write(value)
     kinds = _kinds(kind)
-    if value is not None and Size in kinds:
+    if isinstance(value, int) and Size in kinds:
         return format_size(value)
     if value is not None and Duration in kinds:
         return format_duration(value)

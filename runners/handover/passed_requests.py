@@ -1,0 +1,54 @@
+"""Hands on to servers of this node what is asked of them through the daemon from elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from pathlib import Path
+
+import msgspec
+
+from ...engine.client import Client
+from ...engine.errors import LimitExceeded, StokerError, Unreachable
+from ...engine.protocol import ASKED, Asked, AskRequest
+from ..lease.rundir import RunDir
+from ..share.inference_client import InferenceClient
+
+log = logging.getLogger("stoker.runner")
+
+_TIMEOUT = 30.0  #: seconds
+
+
+class RequestPasser:
+    """Each message on a thread of its own, as a server may take its time; the daemon has no more than some dozens under way."""
+
+    def __init__(self, client: Client, home: Path, node: str, session: int) -> None:
+        self._client, self._home, self._node, self._session = client, home, node, session
+        self._sending = threading.Lock()
+
+    def want(self, request: AskRequest) -> None:
+        threading.Thread(target=self._pass, args=(request,), name=f"ask-{request.number}", daemon=True).start()
+
+    def _pass(self, request: AskRequest) -> None:
+        asked = self._asked(request)
+        try:
+            with self._sending:
+                self._client.post_raw(ASKED, msgspec.json.encode(asked), timeout=_TIMEOUT)
+        except StokerError as error:  # who asked is told that no answer came, and asks again
+            log.warning("an answer of %s was not sent: %s", request.name, error)
+        except Exception:
+            log.exception("an answer of %s was not sent", request.name)
+
+    def _asked(self, request: AskRequest) -> Asked:
+        found = Asked(node=self._node, session=self._session, number=request.number)
+        try:
+            run_dir = RunDir(self._home, request.job, request.lease).path
+            with contextlib.closing(InferenceClient(run_dir, request.name, request.timeout)) as client:
+                return msgspec.structs.replace(found, answers=client.ask(request.requests))
+        except StokerError as error:
+            kind = "busy" if isinstance(error, LimitExceeded) else "unreachable" if isinstance(error, Unreachable) else "refused"
+            return msgspec.structs.replace(found, failed=kind, error=str(error))
+        except Exception as error:
+            log.exception("a request to %s was not handed on", request.name)
+            return msgspec.structs.replace(found, failed="unreachable", error=f"{request.name} was not asked: {error}")

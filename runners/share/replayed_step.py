@@ -1,0 +1,117 @@
+"""Steps of a training that shares its GPU with more than fits beside them: `share: {memory: replay}`.
+
+SwitchFlow (004 ch. 2.3.3) keeps the intermediate data of one model at a time. So a step is given up where a job that goes before wants
+the GPU, and done again from its beginning, with the same batches, draws and buffers. Once: then it goes on until it is done, or a step that
+takes longer than others leave the GPU alone would never end.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..train import rng
+from ..train.step import PlainStep
+from ..worker import script
+from .yielding import Dropped, Yielding
+
+log = logging.getLogger(__name__)
+
+_STATM, _PAGE = Path("/proc/self/statm"), 4096
+
+
+class ReplayedStep:
+    """A plain step, as `Step`. Between its turns nothing of it is on the GPU but weights, buffers and the optimizer's state."""
+
+    def __init__(self, step: PlainStep) -> None:
+        self.inner, self.accumulate, self.values = step, step.accumulate, step.values
+        self.replayed, self._steps = 0, 0
+        self._sharing: Yielding | None = None
+
+    def place(self, model: nn.Module) -> nn.Module:
+        placed = self.inner.place(model)
+        self.optimizer = self.inner.optimizer
+        return placed
+
+    def share_by(self, sharing: Yielding) -> None:
+        self._sharing = sharing
+        sharing.free_by(self._free)
+
+    def update(self, batches: Sequence[Any], weight: float) -> torch.Tensor:
+        sharing = self._sharing
+        if sharing is None or not sharing.takes_turns:
+            return self._alone(batches, weight)
+        begin = _Beginning(self.inner.model, batches, self.inner.ranks.device)
+        try:
+            with sharing.step(dropped=True):
+                return self.inner.update(batches, weight).detach()
+        except Dropped:
+            pass  # with it goes what the step had on its way
+        # Autograd keeps what a backward pass that was cut short had still to do until its next one (PyTorch 2.13).
+        torch.zeros((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
+        gc.collect(1)
+        begin.restore()
+        sharing.pause()
+        self.replayed += 1
+        with sharing.step(dropped=False):
+            return self.inner.update(begin.batches, weight).detach()
+
+    def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.inner.reduce(parameters)
+
+    def close(self) -> None:
+        if self.replayed:
+            log.info("gave up %d steps for others on its GPU, and did them again", self.replayed)
+        self.inner.close()
+
+    def _alone(self, batches: Sequence[Any], weight: float) -> torch.Tensor:
+        loss = self.inner.update(batches, weight)
+        self._steps += 1
+        if self._steps & (self._steps - 1) == 0:  # now and then
+            self.optimizer.zero_grad(set_to_none=True)
+            tell_kept(self.inner.ranks.device)
+        return loss
+
+    def _free(self) -> None:
+        """Leave the GPU to others, but for weights, buffers and the optimizer's state."""
+        self.optimizer.zero_grad(set_to_none=True)
+        free(self.inner.ranks.device)
+
+
+def free(device: torch.device) -> None:
+    """Leave to others what is in no use, and tell what is."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    tell_kept(device)
+
+
+def tell_kept(device: torch.device) -> None:
+    # Of a slot as its memory is measured: what the process has.
+    script.keeps(torch.cuda.memory_allocated(device) if device.type == "cuda" else int(_STATM.read_text().split()[1]) * _PAGE)
+
+
+class _Beginning:
+    """What a step that is given up has changed, or used up, as it was before. Weights and the optimizer's state it has not touched."""
+
+    def __init__(self, model: nn.Module, batches: Sequence[Any], device: torch.device) -> None:
+        self.batches = copy.deepcopy(batches) if device.type == "cpu" else batches  # elsewhere a step computes on copies
+        self._generators = rng.get_state()
+        self._buffers = [
+            (module._buffers, name, buffer, buffer.detach().clone())
+            for module in model.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        ]
+
+    def restore(self) -> None:
+        rng.set_state(self._generators)
+        with torch.no_grad():
+            for owner, name, buffer, value in self._buffers:
+                owner[name] = buffer.copy_(value)

@@ -1,0 +1,151 @@
+"""Servers on other hosts: a runner over TCP with a home of its own, through which the daemon asks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from e2e import DaemonProcess, Jobs, RunnerProcess, command, end_workers, free_port, until
+from stoker.engine.errors import LimitExceeded, StokerError, Unreachable, UsageError
+from stoker.engine.fleet import remote_requests
+from stoker.engine.fleet.remote_requests import RemoteRequests
+from stoker.engine.home import Home
+from stoker.engine.protocol import Asked, Assignments, Poll
+from stoker.runners.lease import processes
+
+ECHO = """
+import time
+from torch import nn
+from stoker.runners.training import Task
+
+def answer(model, requests):
+    for request in requests:
+        time.sleep(request if isinstance(request, float) else 0)
+        if request == "raise":
+            raise ValueError("not this one")
+    return [str(request) for request in requests]
+
+def task():
+    return Task(model=nn.Linear(1, 1), answer=answer)
+"""
+SERVER: dict[str, Any] = {"kind": "infer", "entrypoint": "echo:task", "grace": 10.0, "serve": {"batch": 4, "queue": 8}}
+ANSWER = Assignments(version=1, leases=[])
+
+
+class Board:
+    def __init__(self) -> None:
+        self.woken: list[str] = []
+
+    def wake(self, node: str) -> None:
+        self.woken.append(node)
+
+
+def poll(node: str = "n1", *, hands_on: bool = True) -> Poll:
+    return Poll(node=node, session=1, version=0, wait=0.0, hands_on=hands_on)
+
+
+def said(number: int, **more: Any) -> Asked:
+    return Asked(node="n1", session=1, number=number, **more)
+
+
+def test_what_is_asked_is_told_once_and_answered_whoever_is_still_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        board = Board()
+        remote = RemoteRequests(board)  # type: ignore[arg-type]
+
+        def ask(*requests: str) -> asyncio.Task[list[Any]]:
+            return asyncio.ensure_future(remote.ask("n1", 3, "tagger", 7, list(requests), 5.0))
+
+        first, gone = ask("a", "b"), ask("c")
+        await asyncio.sleep(0)
+        assert board.woken == ["n1", "n1"] and remote.waiting("n1") and not remote.waiting("n2")
+        assert remote.hand_out(poll("n2"), ANSWER) is ANSWER
+        told = remote.hand_out(poll(), ANSWER).asks
+        assert [(one.job, one.lease, one.requests, one.timeout) for one in told] == [(3, 7, ["a", "b"], 5.0), (3, 7, ["c"], 5.0)]
+        assert not remote.waiting("n1") and remote.hand_out(poll(), ANSWER) is ANSWER
+        gone.cancel()
+        await asyncio.sleep(0)
+        for one in told:
+            remote.take(said(one.number, answers=[1, 2]))
+        assert await first == [1, 2]
+        for failed, error in (("busy", LimitExceeded), ("unreachable", Unreachable), ("refused", UsageError)):
+            asked = ask("x")
+            await asyncio.sleep(0)
+            (one,) = remote.hand_out(poll(), ANSWER).asks
+            remote.take(said(one.number, failed=failed, error="so it is"))
+            with pytest.raises(error, match=r"^so it is$"):
+                await asked
+        asked = ask("x")
+        await asyncio.sleep(0)
+        assert remote.hand_out(poll(hands_on=False), ANSWER) is ANSWER
+        with pytest.raises(Unreachable, match="tagger runs on another host, and its runner n1 is of a version that hands on no requests"):
+            await asked
+        monkeypatch.setattr(remote_requests, "MOST", 1)
+        asked = ask("x")
+        await asyncio.sleep(0)
+        with pytest.raises(LimitExceeded, match="1 messages wait for servers of runner n1 already: ask again later"):
+            await ask("y")
+        asked.cancel()
+
+    asyncio.run(work())
+
+
+@pytest.fixture
+def afar(start_daemon: Any, tmp_path: Path) -> Iterator[Jobs]:
+    """Jobs of a daemon whose one runner is on another host, as far as can be told; ``slow`` serves there."""
+    port = free_port()
+    daemon: DaemonProcess = start_daemon("--tcp", f"127.0.0.1:{port}")
+    client = daemon.client()
+    token = client.post("/v1/tokens", {"name": "far", "role": "runner"})["token"]
+    there = Home(Path(tempfile.mkdtemp(prefix="stoker-far-")))
+    runner = RunnerProcess(there, "far", 1, env={"STOKER_URL": f"http://127.0.0.1:{port}", "STOKER_TOKEN": token})
+    runner.start(client)
+    (tmp_path / "echo.py").write_text(ECHO)
+    jobs = Jobs(client)
+    jobs.submit("slow", workdir=str(tmp_path), **SERVER)
+    yield jobs
+    runner.end()
+    end_workers(there)
+    shutil.rmtree(there.path, ignore_errors=True)
+
+
+@pytest.mark.slow
+def test_a_server_of_another_host_is_asked_through_its_runner(afar: Jobs, home: Home) -> None:
+    def ask(*requests: Any, timeout: float = 30.0) -> list[dict[str, Any]]:
+        answers: list[dict[str, Any]] = afar.client.post(f"/v1/jobs/slow/ask?timeout={timeout}", {"requests": list(requests)})["answers"]
+        return answers
+
+    until(lambda: ask("a") == [{"answer": "a"}])
+    assert afar.client.get("/v1/jobs/slow/server")["here"] is False
+    assert command(home, "ask", "slow", "how far").out == "how far\n"
+    assert ask("b", "raise", 1.5) == [{"answer": "b"}, {"error": "ValueError: not this one"}, {"answer": "1.5"}]
+    with pytest.raises(UsageError, match="9 requests at once are more than may wait here, 8"):
+        ask(*"abcdefghi")
+    large = ["x" * 300_000] * 3
+    assert ask(*large) == [{"answer": one} for one in large]
+    with pytest.raises(LimitExceeded, match=r"slow has not answered within 0\.3 s"):
+        ask(2.0, timeout=0.3)
+    failed: list[str] = []
+
+    def in_flight() -> None:
+        try:
+            ask(20.0)
+        except StokerError as error:
+            failed.append(str(error))
+
+    thread = threading.Thread(target=in_flight)
+    thread.start()
+    supervisor = afar.sql("SELECT pid FROM workers WHERE state = 'running'")[0][0]
+    until(lambda: afar.sql("SELECT 1 FROM latency_now") and thread.is_alive())
+    os.kill(processes.descendants(int(supervisor), processes.table())[0].pid, signal.SIGKILL)
+    thread.join(30)
+    assert failed and "slow ended before it answered" in failed[0]
+    until(lambda: ask("again") == [{"answer": "again"}])

@@ -1,0 +1,178 @@
+"""Steps that are given up for others and done again (`share: {memory: replay}`): what comes of them, and the memory that it takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from one_runner import Host
+from stoker.engine.protocol import Assignment, Record, Records
+from stoker.engine.spec.check import problems
+from stoker.engine.spec.model import JobSpec, Memory, Replicas, Reuse, Share
+from stoker.engine.store.store import Store
+from stoker.policies import registry
+from stoker.policies.contract import Allocation, Group
+from stoker.runners.lease.rundir import ENV_RUN_DIR, TURN
+from stoker.runners.share.replayed_step import ReplayedStep
+from stoker.runners.share.slot_turns import memory_together
+from stoker.runners.share.turn import Turn
+from stoker.runners.share.yielding import Yielding
+from stoker.runners.train.step import PlainStep
+from stoker.runners.train.task import Task
+from stoker.runners.worker.ranks import Ranks
+from torch import nn
+from views import Job as Facts
+from views import make_view
+
+GIB = 1 << 30
+SHARE = {"gpu": "switched", "memory": "replay"}
+
+
+class Watched(nn.Module):
+    """Knows which of the tensors that it has made are still there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+        self.made: list[weakref.ref[torch.Tensor]] = []
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            inputs = layer(inputs).tanh()
+            self.made.append(weakref.ref(inputs))
+        return inputs
+
+    def alive(self) -> int:
+        return sum(one() is not None for one in self.made)
+
+
+@pytest.mark.parametrize("look", [4, 6], ids=["in forward", "in backward"])
+def test_while_others_have_the_turn_nothing_of_the_step_is_there(tmp_path: Path, monkeypatch: Any, look: int) -> None:
+    looks, pauses = [], []
+    model = Watched()
+    step = ReplayedStep(
+        PlainStep(
+            Task(model=model, train=[0], loss=lambda net, batch: net(batch).square().mean(), batch_size=2), Ranks(0, 1, torch.device("cpu"))
+        )
+    )
+    step.place(model)
+
+    def wanted(turn: Turn) -> bool:
+        looks.append(model.alive())
+        return len(looks) >= look  # and from then on always
+
+    def paused(turn: Turn) -> None:
+        pauses.append((model.alive(), [parameter.grad for parameter in model.parameters()]))
+
+    monkeypatch.setenv(ENV_RUN_DIR, str(tmp_path))
+    monkeypatch.setattr(Turn, "wanted", wanted)
+    monkeypatch.setattr(Turn, "pause", paused)
+    (tmp_path / TURN).write_text(json.dumps({"path": str(tmp_path / "turn"), "priority": 0}))
+    sharing = Yielding(model.parameters(), torch.device("cpu"))
+    step.share_by(sharing)
+    gc.disable()
+    try:
+        with sharing:
+            loss = step.update([torch.randn(2, 64)], 1.0)
+    finally:
+        gc.enable()
+    assert looks[look - 1] > 0, "there was something to give up"
+    assert pauses == [(0, [None] * 8)]
+    assert step.replayed == 1 and loss.isfinite() and not loss.requires_grad
+    assert [parameter.grad for parameter in model.parameters()] == [None] * 8, "nor is anything left at the end"
+    sharing.close()
+    step.close()
+
+
+# ---- memory ----
+
+
+def test_what_each_keeps_fits_with_the_most_that_one_more_needs() -> None:
+    def starts(*kept: float, memory: float = 10) -> bool:
+        jobs = [Facts(1, memory=7 * GIB, share="switched", held=(0,)), Facts(2, memory=6 * GIB, share="switched")]
+        view = make_view([1], jobs, memory=[memory * GIB])
+        if kept:
+            view = dataclasses.replace(view, jobs=dataclasses.replace(view.jobs, kept=np.array(kept) * GIB))
+        return 2 in registry.create("switchflow", {}).plan(view).allocations
+
+    assert not starts()
+    assert starts(2, 3)  # 2 and 3, and 5 of the first
+    assert not starts(2, 3.5) and not starts(7, 3)
+    assert starts(7, 3, memory=13)
+
+
+def _told(job: int, memory: int, kept: int = 0) -> Assignment:
+    return Assignment(lease=job, job=job, attempt=1, spec={}, gpus=["g"], world_size=1, gpu_memory=memory, kept_memory=kept)
+
+
+def test_a_runner_judges_alike() -> None:
+    assert memory_together([_told(1, 7), _told(2, 6)]) == 13
+    assert memory_together([_told(1, 7, 2), _told(2, 6, 3)]) == 10
+    assert memory_together([_told(1, 7, 2), _told(2, 6)]) == 13
+    assert memory_together([]) == 0
+
+
+def test_another_one_joins_when_it_is_known_what_both_keep(store: Store) -> None:
+    host = Host(store, slots=1, memory=10 * GIB)
+
+    def submit(name: str, needs: int) -> int:
+        return host.submit(name, gpu_memory=needs * GIB, share=Share(gpu="switched", memory="replay"))
+
+    def keeps(job: int, memory: int) -> None:
+        host.report(records=[Records(lease=host.lease(job), rank=0, records=[Record(seq=1, ts=time.time(), step=1, kept=memory * GIB)])])
+
+    alike = submit("second", 6)
+    host.tick({alike: Allocation((0,))})
+    host.runs(alike)
+    keeps(alike, 3)
+    host.ends(alike)
+    first, second = submit("first", 7), submit("second", 6)
+    assert host.rows(f"SELECT id, kept_memory FROM jobs WHERE id > {alike} ORDER BY id") == [(first, None), (second, 3 * GIB)]
+    host.tick({first: Allocation((0,))})
+    host.runs(first)
+    both = {first: Allocation((0,)), second: Allocation((0,))}
+    host.tick(both, groups=[Group("switched", (first, second))])
+    assert len(host.shares()) == 1, "7 and 3, and 3 of the second"
+    keeps(first, 4)
+    host.tick(both, groups=[Group("switched", (first, second))])
+    assert len(host.shares()) == 2, "4 and 3, and 3 of either"
+    host.board.refresh()
+    assert {one.job: (one.gpu_memory, one.kept_memory) for one in host.board._answers["n1"].leases} == {
+        first: (7 * GIB, 4 * GIB), second: (6 * GIB, 3 * GIB),
+    }  # fmt: skip
+
+
+# ---- what is refused ----
+
+WHAT = "share.memory"
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "packed": ({"share": Share(gpu="packed", memory="replay")}, "write gpu: switched beside it, or remove it"),
+    "alone": ({"share": Share(memory="replay")}, "write gpu: switched beside it, or remove it"),
+    "a command": ({"recipe": None, "command": ("true",)}, "cannot do to a command"),
+    "swapped parts": ({"memory": Memory(cap=1 << 30)}, "where parts are swapped; remove it, or memory.cap"),
+    "reuse": ({"reuse": Reuse(repeat=2)}, "where they are reused"),
+    "kept features": ({"params": {"features": "kept"}}, "features"),
+}
+
+
+@pytest.mark.parametrize("given", REFUSED)
+def test_it_is_for_plain_steps_of_trainings_that_take_turns(given: str) -> None:
+    fields, words = REFUSED[given]
+    spec = JobSpec(**({"name": "a", "recipe": "toy", "share": Share(**SHARE)} | fields))  # type: ignore[arg-type]
+    told = [problem.problem for problem in problems(spec) if problem.field == WHAT]
+    assert len(told) == 1 and told[0].startswith("replay gives a step up for a job that goes before, ") and words in told[0]
+
+
+def test_replicas_are_refused_and_plain_micro_batches_are_not() -> None:
+    spec = JobSpec(name="a", recipe="toy", share=Share(**SHARE), replicas=Replicas(min=1, max=2, global_batch=4))  # type: ignore[arg-type]
+    assert any("share" in problem.problem for problem in problems(spec))
+    plain = JobSpec(name="a", recipe="toy", share=Share(**SHARE), memory=Memory(accumulate=4))  # type: ignore[arg-type]
+    assert not [problem for problem in problems(plain) if problem.field == WHAT]
