@@ -35,7 +35,7 @@ def missing_modules(spec: JobSpec, needs: Sequence[str], environment: Mapping[st
     if absent := [name for name in needs if missing(name, ()) is not None]:
         yield (
             "recipe",
-            f"needs {' and '.join(absent)}, which this Python has not: pip install '.[recipes,llm]' in Stoker's source tree; {_ELSEWHERE}",
+            f"needs {' and '.join(absent)}, which this Python has not: pip install '.[recipes]' in Stoker's source tree; {_ELSEWHERE}",
         )
     if spec.entrypoint is None or spec.env_file is not None:  # the file may say where modules are
         return

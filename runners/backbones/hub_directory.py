@@ -26,6 +26,7 @@ INSTALL = "install it with: pip install '.[llm]' in Stoker's source tree"
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _FILES = ("*.json", "*.safetensors", "tokenizer.model")  #: what is fetched of a model
+TIMM = "timm_wrapper"  #: what transformers calls a model of timm
 _UNFINISHED = ".stoker-unfinished"  #: in a model's folder of the cache while it is fetched
 _LONGEST_HEADER = 100 << 20  #: bytes; safetensors allows no more
 _SAMPLES, _SAMPLE = 64, 1 << 12  #: of a file's weights: how many, and bytes of each
@@ -116,13 +117,14 @@ def _fetched(name: str) -> Path | None:
 
 
 def _require_sums(name: str, found: Path) -> None:
-    """That files are what their names in the cache say: digests as Git and its large files have them, which the library does not compare."""
+    """That files are what their names in the cache say, digests as Git and its large files have them: the library compares sizes alone."""
     for path in sorted(found.rglob("*")):
         blob = path.resolve()
         said = blob.name
         if not path.is_file() or len(said) not in (40, 64) or set(said) - set("0123456789abcdef"):
             continue
-        digest = hashlib.sha256() if len(said) == 64 else hashlib.sha1(f"blob {blob.stat().st_size}\0".encode(), usedforsecurity=False)
+        start = f"blob {blob.stat().st_size}\0".encode()
+        digest = hashlib.sha256() if len(said) == 64 else hashlib.sha1(start, usedforsecurity=False)
         with blob.open("rb") as content:
             while part := content.read(1 << 20):
                 digest.update(part)
@@ -151,6 +153,8 @@ class HubDirectory:
     @cached_property
     def config(self) -> Mapping[str, Any]:
         found = self._json("config.json", "a directory as save_pretrained of transformers writes it has one")
+        if "model_type" not in found and isinstance(found.get("architecture"), str) and isinstance(found.get("pretrained_cfg"), dict):
+            found["model_type"] = TIMM  # whose own files say no type; transformers calls them so
         if not isinstance(found.get("model_type"), str):
             raise self.error("has a config.json without model_type, which says what the model is")
         return found
@@ -166,6 +170,8 @@ class HubDirectory:
             raise self.error(f"is a model of type {kind!r}, which the installed transformers does not know{nearest(kind, known)}")
         if not _installed("transformers"):
             raise UsageError(f"backbone: {self.name} is loaded by the package transformers, which this Python has not; {INSTALL}")
+        if config["model_type"] == TIMM and not _installed("timm"):
+            raise self.error("is a model of timm, which this Python has not; install timm, and the torchvision that is made for its torch")
         self.headers  # noqa: B018 - reads them
         if texts:
             self._check_tokenizer()

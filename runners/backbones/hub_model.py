@@ -18,7 +18,7 @@ from ...engine.errors import StokerError, UsageError
 from .. import packages
 from ..packages import imported
 from ..warm import held
-from .hub_directory import HubDirectory, find
+from .hub_directory import TIMM, HubDirectory, find
 
 #: So set, loading leaves no thread behind, which fork servers need, and fetches nothing.
 _QUIET = {
@@ -78,7 +78,8 @@ class HubModel:
     @property
     def layers(self) -> Sequence[nn.Module]:
         """Its blocks in order: the longest list of modules of one class."""
-        lists = [each for each in self.body.modules() if isinstance(each, nn.ModuleList) and len({type(one) for one in each}) == 1]
+        kinds = nn.Sequential if self.model.config.model_type == TIMM else nn.ModuleList
+        lists = [each for each in self.body.modules() if isinstance(each, kinds) and len({type(one) for one in each}) == 1]
         return max((list(each) for each in lists), key=len, default=[])
 
     @property

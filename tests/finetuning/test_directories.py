@@ -191,6 +191,14 @@ def test_without_transformers_it_is_said_how_to_install_it(copied, tmp_path, mon
         hub_model.load(str(copied))
 
 
+def test_a_model_of_timm_needs_timm(copied, tmp_path, monkeypatch):
+    (copied / "config.json").write_text(json.dumps({"architecture": "resnet10t", "pretrained_cfg": {"input_size": [3, 64, 64]}}))
+    found = hub_directory.importlib.util.find_spec
+    monkeypatch.setattr(hub_directory.importlib.util, "find_spec", lambda name: None if name == "timm" else found(name))
+    with pytest.raises(UsageError, match=r"job.yaml:3: backbone: .*/llama is a model of timm, which this Python has not; install timm"):
+        submitted("name: job\nrecipe: image-classifier\nbackbone: ./here/llama\nparams: {data: .}\n", tmp_path)
+
+
 def test_a_host_without_memory_for_it_says_so(copied, monkeypatch):
     monkeypatch.setattr(hub_model.psutil, "virtual_memory", lambda: type("Memory", (), {"available": 1 << 10}))
     with pytest.raises(StokerError, match=r"takes 0.0 GiB in float32, and the host has 0.0 GiB of memory left; end something there, or"):

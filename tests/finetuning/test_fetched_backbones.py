@@ -80,9 +80,10 @@ class Answer(BaseHTTPRequestHandler):
         tag = hashlib.sha256(content).hexdigest() if name.endswith("tensors") else git_sum(content)
         if "/changed" in path and name.endswith("tensors"):
             content = content[:-1] + bytes([content[-1] ^ 1])
-        stops = "/slow" in path and name.endswith("tensors") and self.server.cut and self.command == "GET"
+        stops = ("/slow" in path or "/cut" in path) and name.endswith("tensors") and self.server.cut and self.command == "GET"
         self.told(200, content, {"ETag": f'"{tag}"', "X-Repo-Commit": COMMIT}, whole=not stops)
-        if stops:
+        self.close_connection = self.close_connection or stops
+        if stops and "/cut" not in path:
             self.server.reached.set()
             threading.Event().wait(60)
 
@@ -128,12 +129,15 @@ def test_a_model_is_fetched_once_whole_or_refused_in_one_line(hub: Hub, model_of
     url = f"http://127.0.0.1:{hub.server_address[1]}"
     assert "nothing is fetched unless config.toml has [backbones] with download = true" in said(tmp_path, url, "a/tiny", allowed=False)[0]
     assert hub.asked == []
-    whole, changed, absent, again = said(tmp_path, url, "a/tiny", "a/changed", "a/absent", "a/changed")
+    whole, changed, absent, again, cut = said(tmp_path, url, "a/tiny", "a/changed", "a/absent", "a/changed", "a/cut")
     assert whole == f"found {hub_directory.find(str(model_of('llama'))).revision}"
     assert (
         changed.startswith("backbone: a/changed cannot be fetched: model.safetensors came with another checksum than ") and again == changed
     )
     assert absent.startswith("backbone: a/absent cannot be fetched: 404")
+    assert cut.startswith("backbone: a/cut cannot be fetched: ") and "\n" not in cut
+    hub.cut = False
+    assert said(tmp_path, url, "a/cut") == [whole]
     hub.asked.clear()
     assert said(tmp_path, url, "a/tiny", allowed=False) == [whole] and hub.asked == []  # it is in the cache now
 
