@@ -52,7 +52,9 @@ class HubTexts(HubBody):
         self.hidden: int = found.config.hidden_size
         self.kept: KeptFeatures | None = None  #: what is frozen makes of texts
         #: where the last layer alone is trained, that one and those below
-        self._last, self._below = (found.layers[-1], found.layers[:-1]) if layers == "last" and found.layers else (None, ())
+        whole = found.layers if layers == "last" else ()
+        self._last: nn.Module | None = whole[-1] if whole else None
+        self._below = whole[:-1]
 
     def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         if self.kept is None:

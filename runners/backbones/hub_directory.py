@@ -55,9 +55,9 @@ def find(backbone: str) -> HubDirectory:
         return HubDirectory(backbone, packaged.directory(backbone))
     if backbone.startswith(("/", ".", "~")):
         path = Path(backbone).expanduser().absolute()
-        if not path.is_dir():
-            wrong = "is a file, not a directory" if path.exists() else "does not exist"
-            near = nearest(path.name, [each.name for each in path.parent.iterdir()]) if path.parent.is_dir() else ""
+        if not os.path.isdir(path):  # noqa: PTH112 - which says no of a name that no file can have, as the next ones do
+            wrong = "is a file, not a directory" if os.path.exists(path) else "does not exist"  # noqa: PTH110
+            near = nearest(path.name, os.listdir(path.parent)) if os.path.isdir(path.parent) else ""  # noqa: PTH112, PTH208
             raise UsageError(f"backbone: {path} {wrong}{near}; give a directory with config.json, *.safetensors and tokenizer.json")
         return HubDirectory(backbone, path)
     if (found := _cached(backbone) or _fetched(backbone)) is not None:
@@ -165,6 +165,10 @@ class HubDirectory:
         if code := config.get("auto_map"):
             what = next(iter(code.values())) if isinstance(code, dict) and code else "auto_map"
             raise self.error(f"needs code of its own ({what}), which would have to be trusted: Stoker runs none that comes with a model")
+        if isinstance(how := config.get("quantization_config"), dict):
+            raise self.error(
+                f"is quantised ({how.get('quant_method')}); recipes train weights of 16 or 32 bits: bring the model before that"
+            )
         if config["model_type"] not in (known := _known_types()) and known:
             kind = config["model_type"]
             raise self.error(f"is a model of type {kind!r}, which the installed transformers does not know{nearest(kind, known)}")
@@ -224,9 +228,12 @@ class HubDirectory:
         if (self.path / _SINGLE).exists():
             return [_SINGLE]
         if (self.path / _INDEX).exists():
-            places = self._json(_INDEX, "").get("weight_map")
-            if not isinstance(places, dict) or not all(isinstance(file, str) and "/" not in file for file in places.values()):
+            index = self._json(_INDEX, "")
+            places = index.get("weight_map")
+            if not places or not isinstance(places, dict) or not all(isinstance(file, str) and "/" not in file for file in places.values()):
                 raise self.error(f"has a {_INDEX} without a weight_map of names and files")
+            if not isinstance(index.get("metadata"), dict):
+                raise self.error(f"has a {_INDEX} without metadata, which transformers asks for; fetch it again, or add an empty one")
             shards = sorted(set(places.values()))
             if lacking := [shard for shard in shards if not (self.path / shard).is_file()]:
                 raise self.error(f"lacks {len(lacking)} of the {len(shards)} files of its weights, {lacking[0]} first; fetch it again")

@@ -135,7 +135,7 @@ def starting_from(backbone: str) -> str | None:
 
 def directory(backbone: str) -> str | None:
     """A model's directory by its absolute path, or its name in Hugging Face's cache; None: it is neither."""
-    if Path(backbone).is_dir() or backbone.startswith(("/", "./", "../", "~")):
+    if os.path.isdir(backbone) or backbone.startswith(("/", "./", "../", "~")):  # noqa: PTH112 - of any name
         return os.path.abspath(Path(backbone).expanduser())  # noqa: PTH100 - without following links, as in a job
     return backbone if hub_directory.is_named(backbone) else None
 
