@@ -51,18 +51,15 @@ class HubTexts(HubBody):
         super().__init__(found, layers)
         self.hidden: int = found.config.hidden_size
         self.kept: KeptFeatures | None = None  #: what is frozen makes of texts
-        #: where the last layer alone is trained, that one and those below
-        whole = found.layers if layers == "last" else ()
-        self._last: nn.Module | None = whole[-1] if whole else None
-        self._below = whole[:-1]
+        self._order = list(found.layers) if layers == "last" else []  #: where the last layer alone is trained, all
 
     def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         if self.kept is None:
             return self._pooled(self._states(tokens, mask), mask)
-        if self._last is None:
+        if not self._order:
             return self.kept.padded(tokens, mask, lambda row: self._alone(row)[0])
         states = self.kept.padded(tokens, mask, lambda row: self._before_last(row)[0])
-        with _only_last(self._below, self._last, states):
+        with _only_last(self._order, states):
             return self._pooled(self._states(tokens, mask), mask)
 
     def _states(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -85,8 +82,7 @@ class HubTexts(HubBody):
         def reached(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
             raise _Reached(given[0] if given else named["hidden_states"])
 
-        assert self._last is not None
-        hook = self._last.register_forward_pre_hook(reached, with_kwargs=True)
+        hook = self._order[-1].register_forward_pre_hook(reached, with_kwargs=True)
         try:
             self._alone(row)
         except _Reached as found:
@@ -97,7 +93,7 @@ class HubTexts(HubBody):
 
     def keeps_below(self) -> bool:
         """Whether features below the last layer can be kept: whether it can be given them in place of computing the others. By trying."""
-        if self._last is None:
+        if not self._order:
             return False
         row = torch.ones(1, 2, dtype=torch.int64, device=next(self.body.parameters()).device)
         modes = {module: module.training for module in self.body.modules()}
@@ -105,7 +101,7 @@ class HubTexts(HubBody):
             with torch.no_grad():
                 self.body.eval()
                 plain = self._alone(row)
-                with _only_last(self._below, self._last, self._before_last(row)):
+                with _only_last(self._order, self._before_last(row)):
                     return torch.allclose(self._alone(row), plain, rtol=1e-3, atol=1e-5)
         except (AssertionError, TypeError, ValueError, KeyError, IndexError, AttributeError, RuntimeError):
             return False
@@ -120,8 +116,8 @@ class _Reached(Exception):
 
 
 @contextmanager
-def _only_last(below: Sequence[nn.Module], last: nn.Module, states: torch.Tensor) -> Iterator[None]:
-    """Within it the layers below are passed by, and the last one is given ``states``."""
+def _only_last(layers: Sequence[nn.Module], states: torch.Tensor) -> Iterator[None]:
+    """Within it the last layer is given ``states``, and those below are passed by."""
 
     def passed(*given: Any, **named: Any) -> Any:
         return given[0] if given else named["hidden_states"]
@@ -129,14 +125,14 @@ def _only_last(below: Sequence[nn.Module], last: nn.Module, states: torch.Tensor
     def told(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return ((states, *given[1:]), named) if given else ((), {**named, "hidden_states": states})
 
-    for layer in below:
+    for layer in layers[:-1]:
         vars(layer)["forward"] = passed
-    hook = last.register_forward_pre_hook(told, with_kwargs=True)
+    hook = layers[-1].register_forward_pre_hook(told, with_kwargs=True)
     try:
         yield
     finally:
         hook.remove()
-        for layer in below:
+        for layer in layers[:-1]:
             del vars(layer)["forward"]
 
 
