@@ -57,7 +57,7 @@ class HubDecoder(nn.Module):
 
     def continuation(self, ids: Sequence[int], tokens: int) -> list[int]:
         """The likeliest token after each. Keys and values of those before are kept, where the model keeps any."""
-        device, cache = self.embed_tokens.weight.device, None if self.skipped else self._found.cache
+        device, cache = self.embed_tokens.weight.device, None if self.skipped else self.found.cache
         found: list[int] = []
         now, given = list(ids), dict[str, Any]()
         for _ in interruptible(range(tokens)):
@@ -79,7 +79,7 @@ class HubDecoder(nn.Module):
         vectors = self.embed_tokens(tokens)
         vectors = torch.cat([prompt.to(vectors.dtype).expand(len(tokens), -1, -1), vectors], 1)
         row, asked = torch.arange(len(last), device=last.device), last + len(prompt)
-        if self._found.head_is_last:
+        if self.found.head_is_last:
             return self._words(self.states(vectors)[row, asked], answers)
         places = torch.unique(asked)  # the head, which may be the largest layer, computes those alone
         logits = self.model(inputs_embeds=vectors, use_cache=False, logits_to_keep=places).logits
@@ -88,8 +88,8 @@ class HubDecoder(nn.Module):
 
     def answer_of_many(self, prompt: torch.Tensor, tokens: torch.Tensor, last: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
         """The same without gradients, the prompt gone through once for the whole batch where the model keeps keys and values."""
-        cache = self._found.cache
-        if cache is None or not self._found.head_is_last:
+        cache = self.found.cache
+        if cache is None or not self.found.head_is_last:
             return self.answer(prompt, tokens, last, answers)
         vectors = self.embed_tokens(tokens)
         kept = getattr(self.model.base_model(inputs_embeds=prompt.to(vectors.dtype)[None], use_cache=True), cache)
@@ -102,7 +102,7 @@ class HubDecoder(nn.Module):
         return functional.linear(states, head.weight[answers], None if head.bias is None else head.bias[answers]).float()
 
     @cached_property
-    def _found(self) -> Found:
+    def found(self) -> Found:
         """By a look at one token, in evaluation mode, which draws nothing."""
         head, seen = self.model.get_output_embeddings(), list[torch.Tensor]()
         modes = {module: module.training for module in self.model.modules()}
@@ -111,7 +111,7 @@ class HubDecoder(nn.Module):
             with torch.no_grad():
                 token = torch.zeros(1, 1, dtype=torch.int64, device=self.embed_tokens.weight.device)
                 said = self.model.eval()(input_ids=token, use_cache=True)
-                plain = type(head) is nn.Linear and torch.allclose(said.logits, head(seen[0]), rtol=1e-3, atol=1e-4)
+                plain = type(head) is nn.Linear and torch.allclose(said.logits.float(), head(seen[0]).float(), rtol=1e-3, atol=1e-4)
         finally:
             hook.remove()
             for module, mode in modes.items():
