@@ -136,8 +136,6 @@ def load(what: Sequence[str]) -> None:
         for module in recipe.needs:
             importlib.import_module(module)
         recipe.load()
-        for backbone in what[1:]:
-            held.hold(backbone, recipe.module().load_backbone)
 
 
 def unfit() -> str | None:

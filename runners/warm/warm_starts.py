@@ -83,14 +83,11 @@ class Kind(NamedTuple):
     """What a fork server has loaded besides torch; this decides which jobs it fits."""
 
     recipe: str | None  #: None: it is for entrypoints
-    backbone: str | None = None  #: a pre-trained model of the recipe
+    backbone: str | None = None  #: a pre-trained model, for jobs of any recipe
 
     @property
     def words(self) -> str:
-        backbone = f" with {self.backbone}" if self.backbone else ""
-        if self.recipe == recipes.ANY:
-            return str(self.backbone)
-        return f"recipe {self.recipe}{backbone}" if self.recipe else self.backbone or "what entrypoints need"
+        return self.backbone or (f"recipe {self.recipe}" if self.recipe else "what entrypoints need")
 
 
 class Server:
@@ -433,7 +430,7 @@ def _kind(assignment: Assignment) -> Kind:
     if recipe is None:
         return Kind(None, None)
     backbone = recipe.backbone(assignment.spec)
-    return Kind(recipes.ANY if backbone is not None and recipe.is_directory(backbone, assignment.spec) else name, backbone)
+    return Kind(name if backbone is None else recipes.ANY, backbone)
 
 
 def _hidden(directory: Path, modules: Iterable[str]) -> str | None:
