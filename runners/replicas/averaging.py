@@ -20,7 +20,7 @@ from . import sample_ledger
 from .membership import Decision
 from .replica_group import Group
 
-_BUNDLE = 4 << 20  #: numbers, after which another bundle of gradients begins
+BUNDLE = 4 << 20  #: numbers, after which another bundle of gradients begins
 Sent = tuple[torch.Tensor, Any]  #: a bundle, and its sum that is under way
 
 
@@ -176,7 +176,7 @@ def _bundles(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
     found: list[list[nn.Parameter]] = []
     size, kind = 0, None
     for each in reversed(parameters):
-        if not found or size > _BUNDLE or _carrier(each.dtype) is not kind:
+        if not found or size > BUNDLE or _carrier(each.dtype) is not kind:
             found.append([])
             size, kind = 0, _carrier(each.dtype)
         found[-1].append(each)

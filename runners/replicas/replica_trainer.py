@@ -25,7 +25,7 @@ from ..train.task import Task
 from ..train.trainer import Trainer
 from ..worker import script
 from ..worker.ranks import Ranks
-from .averaging import Behind, ReplicaStep
+from .averaging import BUNDLE, Behind, ReplicaStep
 from .membership import Decision, after
 from .replica_group import Finished, Group, Settings
 
@@ -264,6 +264,7 @@ def _facts(task: Task, stop: Stop) -> dict[str, str]:
         "seed": str(task.seed),
         "steps": str(task.steps(stop)),
         "torch": torch.__version__.partition("+")[0],
+        "sums": f"in bundles of {BUNDLE}",  # a Stoker that sums otherwise must not be in one group with this one
     }
 
 

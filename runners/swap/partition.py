@@ -84,10 +84,9 @@ class Part:
     start: int
     stop: int
     trains: bool  #: it is gone through backward
-    halves: bool  #: a single micro-batch goes back through it in two halves
     forward: float
     backward: float
-    head: float  #: the first of these halves, computing it again included
+    head: float | None  #: of it the first half, where a single micro-batch goes back through it in two
     load: float
     out: float
     weights: int  #: bytes that are loaded
@@ -107,7 +106,7 @@ class Part:
 
     def back(self, accumulate: int) -> tuple[float, float]:
         """Seconds that a step goes back through it until the gradients of the part behind it must be gone, and after that."""
-        first = self.head if accumulate == 1 else room_after(accumulate) * self.backward
+        first = (self.head or 0.0) if accumulate == 1 else room_after(accumulate) * self.backward
         return first, accumulate * self.backward - first
 
     def work(self, accumulate: int) -> int:
@@ -155,15 +154,13 @@ class Parts:
         trains, pause = stop > self.first_trained, start == stop
         statistics = sum(piece.statistics for piece in pieces)
         first, later = self._backward_work(start, stop, statistics)
-        halves = trains and not pause and stop < self.count and halfway(pieces[0].start, pieces[-1].stop) is not None
         return Part(
             start=start,
             stop=stop,
             trains=trains,
-            halves=halves,
             forward=0.0 if pause else sum(piece.forward for piece in pieces) + self.measured.part_forward,
             backward=self._backward(start, stop) if trains and not pause else 0.0,
-            head=self._head(start, stop) if halves else 0.0,
+            head=self._head(pieces) if trains and stop < self.count else None,
             load=load,
             out=sum(piece.out for piece in pieces),
             weights=weights,
@@ -188,10 +185,11 @@ class Parts:
         frozen = self.measured.pieces[start : self.first_trained] if stop == self.count else ()
         return seconds + sum(piece.forward for piece in frozen)
 
-    def _head(self, start: int, stop: int) -> float:
+    def _head(self, pieces: Sequence[Piece]) -> float | None:
         """Seconds: all is computed again, then the pieces behind the middle go back."""
-        pieces = self.measured.pieces[max(start, self.first_trained) : stop]
-        middle = halfway(self.measured.pieces[start].start, pieces[-1].stop) or 0
+        middle = halfway(pieces[0].start, pieces[-1].stop) if pieces else None
+        if middle is None:
+            return None
         return sum(min(piece.forward, piece.backward) if piece.start < middle else piece.backward for piece in pieces)
 
     @staticmethod
@@ -276,7 +274,7 @@ def needed(before: Part | None, part: Part, kept: int, accumulate: int) -> int:
         most = part.weights + (before.weights if before is not None else 0) + gone_back
     if before is not None:
         most = max(most, before.weights + part.weights + before.forward_work + accumulate * kept + others * before.made)
-        if before.trains and (before.halves or accumulate > 1):
+        if before.trains and (before.head is not None or accumulate > 1):
             gone_back = before.gradients + before.work(accumulate) + accumulate * kept
             gone_back += others * (before.staying + max(before.arriving, before.leaving))
             most = max(most, before.weights + part.gradients + gone_back)

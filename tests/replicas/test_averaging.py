@@ -142,7 +142,7 @@ def swapped(made: Task) -> PartialStep:
 @pytest.mark.parametrize("lost", [False, True])
 def test_swapped_members_end_with_the_weights_of_plain_ones_to_the_bit(lost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the batches of one sample that each has, three or four, a second round of two takes the rest."""
-    monkeypatch.setattr(averaging, "_BUNDLE", 1)
+    monkeypatch.setattr(averaging, "BUNDLE", 1)
     first, again = decided([(), ()]), decided([((0, 2),), ((2, 5),)])
     if lost:
         of_three = shares(BATCH, [(), (), ()])
