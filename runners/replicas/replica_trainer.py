@@ -51,7 +51,7 @@ class ReplicaTrainer(Trainer):
         host, _, port = assignment.rendezvous.rpartition(":")
         settings = Settings(
             group=word.group, lease=assignment.lease, index=index, host=host.strip("[]"), port=int(port), batch=replicas.global_batch,
-            least=replicas.min, quorum_timeout=replicas.quorum_timeout,
+            least=replicas.min, quorum_timeout=replicas.quorum_timeout, goodbye=min(5.0, assignment.grace / 4),
             state_bytes=3 * sum(each.numel() * each.element_size() for each in task.model.parameters()),
         )  # fmt: skip
         most = min(task.batch_size, replicas.global_batch)
@@ -73,6 +73,7 @@ class ReplicaTrainer(Trainer):
         except BaseException:
             self.group.close()
             raise
+        facts["optimizer"] = type(self.share.optimizer).__name__
         self.group.tell(facts=facts, step=self.step, history=self.history, last=self.takers)
 
     def close(self) -> None:
@@ -250,12 +251,12 @@ def _facts(task: Task, stop: Stop) -> dict[str, str]:
         model.update(f"{name} {tuple(parameter.shape)} {parameter.dtype} {parameter.requires_grad}".encode())
     data = hashlib.sha256()
     with rng.preserved():
-        for index in sorted({0, len(task.train) // 2, len(task.train) - 1}):
+        for index in sorted({(len(task.train) - 1) * part // 15 for part in range(16)}):
             rng.seed_host(index)
             _feed(data, task.train[index])
     return {
         "model": f"{type(task.model).__name__} {model.hexdigest()[:8]}",
-        "data": f"{len(task.train)} samples {data.hexdigest()[:8]}",
+        "samples": f"{len(task.train)} ({data.hexdigest()[:8]})",
         "global batch": str(task.batch_size),
         "seed": str(task.seed),
         "steps": str(task.steps(stop)),
