@@ -126,8 +126,8 @@ class Connection:
 def _check_url(url: str) -> None:
     try:
         where = urlsplit(url)
-        fits = where.scheme == "http" and bool(where.hostname) and where.port is not None and where.path in ("", "/")
+        fits = where.scheme in ("http", "https") and bool(where.hostname) and where.port is not None and where.path in ("", "/")
     except (ValueError, AttributeError):  # the latter of what is no text
         fits = False
     if not fits:
-        raise UsageError(f"url: {url!r} is not http://HOST:PORT")
+        raise UsageError(f"url: {url!r} is not http://HOST:PORT or https://HOST:PORT")

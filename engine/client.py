@@ -1,24 +1,33 @@
 """A small HTTP client of the daemon: Unix socket or TCP, JSON in and out, errors as StokerError. Standard library only.
 
-Where the daemon is: ``STOKER_URL`` (``http://host:port``, with ``STOKER_TOKEN``) or the socket of the home.
+Where the daemon is: ``STOKER_URL`` (``http://host:port`` or ``https://``, with ``STOKER_TOKEN``) or the socket of the home.
+Over TLS ``STOKER_CA`` names whom to trust: the file of an authority, or the fingerprint of the daemon's certificate.
 """
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import json
 import os
+import re
 import socket
+import ssl
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from .errors import KINDS, StokerError, Unreachable, UsageError
+from .errors import KINDS, StokerError, Unreachable, Untrusted, UsageError
 from .home import Home
 
 KEEP_ALIVE = 60  #: seconds for which the daemon keeps a connection open that nobody uses
+ENV_CA = "STOKER_CA"
+AUTHORITY = "ca.pem"  #: in HOME/tls: trusted besides those whom the host trusts
+PIN = "sha256:"  #: a fingerprint follows
+_TLS_WITHIN = 2.0  #: seconds in which a listener shows that it speaks TLS
+_NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST", "UNKNOWN_PROTOCOL")  #: of an answer
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -30,6 +39,44 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
         self.sock.connect(str(self._path))
+
+
+class _SecureConnection(http.client.HTTPSConnection):
+    """To a daemon whose certificate an authority has signed that is trusted, or whose fingerprint is known."""
+
+    def __init__(self, host: str, port: int, timeout: float, trusted: str, home: Home) -> None:
+        self._pin = trusted.removeprefix(PIN).replace(":", "").lower() if trusted.startswith(PIN) else None
+        super().__init__(host, port, timeout=timeout, context=_anybody() if self._pin else _authorities(trusted, home))
+        if self._pin is not None and not re.fullmatch("[0-9a-f]{64}", self._pin):
+            raise UsageError(f"{ENV_CA}: {trusted[:100]!a} is no fingerprint: {PIN} and 64 hexadecimal digits, as 'stoker tls' tells them")
+
+    def connect(self) -> None:
+        super().connect()
+        shown = hashlib.sha256(self.sock.getpeercert(binary_form=True) or b"").hexdigest()
+        if self._pin is not None and shown != self._pin:
+            self.close()
+            raise Untrusted(f"the daemon at {self.host}:{self.port} shows another certificate ({PIN}{shown}) than {ENV_CA} names")
+
+
+def _anybody() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _authorities(file: str, home: Home) -> ssl.SSLContext:
+    """Those of a file; '': those that this host trusts, and the one of the home."""
+    own = home.tls / AUTHORITY
+    try:
+        context = ssl.create_default_context(cafile=file or None)
+        if not file and own.exists():
+            context.load_verify_locations(own)
+    except (OSError, ValueError) as error:
+        why = "it has no certificate; it must be a PEM file" if isinstance(error, ssl.SSLError) else getattr(error, "strerror", error)
+        raise UsageError(f"{ENV_CA if file else 'tls'}: {file or own} cannot be used: {why}") from None
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the file may have the daemon's own certificate
+    return context
 
 
 class Client:
@@ -49,7 +96,12 @@ class Client:
         if self._connection is None:
             if self.url:
                 where = urllib.parse.urlsplit(self.url)
-                self._connection = http.client.HTTPConnection(where.hostname or "localhost", where.port or 80, timeout=self.timeout)
+                host = where.hostname or "localhost"
+                if where.scheme == "https":
+                    trusted = os.environ.get(ENV_CA, "").strip()
+                    self._connection = _SecureConnection(host, where.port or 443, self.timeout, trusted, self.home)
+                else:
+                    self._connection = http.client.HTTPConnection(host, where.port or 80, timeout=self.timeout)
             else:
                 self._connection = _UnixConnection(self.home.socket, self.timeout)
         return self._connection
@@ -92,6 +144,8 @@ class Client:
                 if reused and (method == "GET" or isinstance(error, (http.client.CannotSendRequest, BrokenPipeError))):
                     reused, connection = False, self._connect()
                     continue
+                if (wrong := self._speaks_otherwise(error)) is not None:
+                    raise Untrusted(wrong) from None
                 nobody = Unreachable(self._nobody(error))
                 nobody.sent = not isinstance(error, ConnectionRefusedError | FileNotFoundError | socket.gaierror)
                 raise nobody from None
@@ -114,6 +168,27 @@ class Client:
     ) -> bytes:
         """`request`, and all of the answer."""
         return self._read(self.request(method, path, body, query, timeout))
+
+    def _speaks_otherwise(self, error: Exception) -> str | None:
+        """What is wrong with who answers, None: nobody does."""
+        url, where = self.url or "", urllib.parse.urlsplit(self.url or "")
+        if isinstance(error, ssl.SSLCertVerificationError):
+            remedy = f"{ENV_CA} names the file of the authority, or the fingerprint, that 'stoker tls' tells on its host"
+            return f"the certificate of the daemon at {url} is not trusted: {error.verify_message.rstrip('.')}; {remedy}"
+        if isinstance(error, ssl.SSLError) and error.reason in _NO_TLS:
+            return f"the daemon at {url} speaks no TLS: say http://{where.netloc}, or start it with 'stoker up --tcp … --tls'"
+        if where.scheme == "http" and isinstance(error, ConnectionResetError | http.client.BadStatusLine) and self._speaks_tls():
+            return f"the daemon at {url} speaks TLS: say https://{where.netloc}"
+        return None
+
+    def _speaks_tls(self) -> bool:
+        where = urllib.parse.urlsplit(self.url or "")
+        try:
+            with socket.create_connection((where.hostname or "localhost", where.port or 80), _TLS_WITHIN) as plain:
+                _anybody().wrap_socket(plain).close()
+        except OSError:
+            return False
+        return True
 
     def _nobody(self, error: Exception) -> str:
         where = self.url or str(self.home.socket)

@@ -1,6 +1,6 @@
 """The daemon: one process that owns the database, serves the API and runs the policies.
 
-    python -m stoker.engine.daemon --home HOME [--tcp HOST:PORT] [--ui PORT] [--accept-loss]
+    python -m stoker.engine.daemon --home HOME [--tcp HOST:PORT [--tls-cert FILE --tls-key FILE]] [--ui PORT] [--accept-loss]
 
 Exit codes: 0 stopped, 2 bad configuration, 4 another daemon has this home, 8 the database can't be used,
 70 the database failed while running (restart: nothing acknowledged is lost).
@@ -16,22 +16,24 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import uvicorn
 
 from .api.app import application
-from .api.connections import Connection, Connections, raise_descriptors
+from .api.connections import Connection, Connections, Sealed, raise_descriptors
 from .client import KEEP_ALIVE
 from .config import load as load_config
 from .errors import Conflict, StokerError, StoreError, UsageError
 from .home import Home
+from .hosts.certificates import serving
 from .pages.look import timed_look
 from .pages.site import site
 from .services import Services, leave_behind
@@ -44,7 +46,7 @@ FINISH_WITHIN = 2  #: seconds, once the daemon was told to stop, for requests th
 log = logging.getLogger(__name__)
 
 
-async def serve(services: Services, tcp: tuple[str, int] | None, ui: int | None = None) -> None:
+async def serve(services: Services, tcp: tuple[str, int] | None, ui: int | None = None, sealed: ssl.SSLContext | None = None) -> None:
     """Answer requests until told to stop."""
     loop = asyncio.get_running_loop()
     services.board.attach(loop)
@@ -52,7 +54,7 @@ async def serve(services: Services, tcp: tuple[str, int] | None, ui: int | None 
     if tcp is not None:
         sockets.append((tcp_socket(*tcp), True))
     connections = Connections(raise_descriptors())
-    servers = [_server(application(services, tcp=over_tcp), connections if over_tcp else None) for _, over_tcp in sockets]
+    servers = [_server(application(services, tcp=over_tcp), connections if over_tcp else None, sealed) for _, over_tcp in sockets]
     pages = _server(site(services), connections)
     services.page.serve = lambda sock: pages.serve(sockets=[sock])
     services.page.stream.look = partial(timed_look, services)
@@ -87,12 +89,15 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _server(app: object, connections: Connections | None) -> _Server:
-    """A listener; ``connections`` guard one that strangers can reach."""
+def _server(app: object, connections: Connections | None, sealed: ssl.SSLContext | None = None) -> _Server:
+    """A listener; ``connections`` guard one that strangers can reach, ``sealed``: by TLS."""
+    http: Any = "auto"
+    if connections is not None:
+        http = partial(Connection, connections) if sealed is None else partial(Sealed, connections, sealed)
     return _Server(
         uvicorn.Config(
             app,  # type: ignore[arg-type]
-            http="auto" if connections is None else partial(Connection, connections),  # type: ignore[arg-type]
+            http=http,
             backlog=AT_ONCE,
             log_level="error",  # a line for each request that is no HTTP would let strangers fill the disk
             access_log=False,
@@ -162,7 +167,14 @@ def only_one(home: Home) -> Iterator[Lock]:
         yield Lock(file)
 
 
-def run(home: Home, tcp: tuple[str, int] | None = None, *, ui: int | None = None, accept_loss: bool = False) -> int:
+def run(
+    home: Home,
+    tcp: tuple[str, int] | None = None,
+    *,
+    ui: int | None = None,
+    accept_loss: bool = False,
+    sealed: ssl.SSLContext | None = None,
+) -> int:
     """Serve until stopped; the exit code. Raises StokerError when it cannot start."""
     home.create()
     with only_one(home) as lock:
@@ -172,7 +184,7 @@ def run(home: Home, tcp: tuple[str, int] | None = None, *, ui: int | None = None
             lock.note(lock.killed)  # the next one that starts has it to tell
             raise
         try:
-            asyncio.run(serve(services, tcp, ui))
+            asyncio.run(serve(services, tcp, ui, sealed))
         finally:
             services.close()
         if services.exit_code == 0:
@@ -200,10 +212,20 @@ def parse_address(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def _sealed(tcp: str | None, cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    if cert is None and key is None:
+        return None
+    if cert is None or key is None or not tcp:
+        raise UsageError("--tls-cert, --tls-key: both go together, and with --tcp, which they are for")
+    return serving(cert, key)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m stoker.engine.daemon", description="Run the Stoker daemon in the foreground.")
     parser.add_argument("--home", type=Path, help="state directory (default: $STOKER_HOME or ~/.local/state/stoker)")
     parser.add_argument("--tcp", metavar="HOST:PORT", help="also listen on TCP; every request there needs a token")
+    parser.add_argument("--tls-cert", metavar="FILE", type=Path, help="certificate (PEM, with its chain) with which TCP is TLS")
+    parser.add_argument("--tls-key", metavar="FILE", type=Path, help="its key")
     parser.add_argument("--ui", metavar="PORT", type=int, help="also answer the page on this port of the loopback")
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     parser.add_argument("--accept-loss", action="store_true", help="start although commits that were acknowledged are not in the database")
@@ -215,7 +237,9 @@ def main() -> int:
     logging.getLogger("apscheduler").setLevel(logging.ERROR)  # a skipped run is a warning of its; engine/tasks.py judges those
     try:
         home = Home(options.home.expanduser().absolute()) if options.home else Home.default()
-        return run(home, parse_address(options.tcp) if options.tcp else None, ui=options.ui, accept_loss=options.accept_loss)
+        sealed = _sealed(options.tcp, options.tls_cert, options.tls_key)
+        tcp = parse_address(options.tcp) if options.tcp else None
+        return run(home, tcp, ui=options.ui, accept_loss=options.accept_loss, sealed=sealed)
     except StokerError as error:
         return _refused(error)
     except OSError as error:

@@ -100,6 +100,12 @@ class Unreachable(StokerError):
     sent = True  #: whether the request may have been acted upon: False where nobody listened
 
 
+class Untrusted(Unreachable):
+    """Who answers is not known to be the daemon, or speaks otherwise: TLS where it is not asked for, none where it is."""
+
+    exit_code, sent = 4, False
+
+
 class LimitExceeded(StokerError):
     """A time, row, memory or size limit cut the request off."""
 

@@ -50,6 +50,11 @@ class Home:
         return self.path / "stoker.sock"
 
     @property
+    def tls(self) -> Path:
+        """Whom this home trusts over TLS (ca.pem), and the certificate of its daemon."""
+        return self.path / "tls"
+
+    @property
     def config(self) -> Path:
         return self.path / "config.toml"
 

@@ -11,9 +11,10 @@ import contextlib
 import ipaddress
 import logging
 import resource
+import ssl
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Protocol
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -42,6 +43,15 @@ def raise_descriptors() -> int:
     return DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
 
 
+class Guarded(Protocol):
+    """What is known of one."""
+
+    origin: str
+    transport: asyncio.Transport
+
+    def is_overdue(self, now: float) -> bool: ...
+
+
 class Connections:
     """The TCP connections of a listener, the oldest first."""
 
@@ -49,12 +59,12 @@ class Connections:
         self._most = min(MOST_CONNECTIONS, descriptors // 2)
         self._strangers_most = max(1, int(self._most * STRANGERS_SHARE))
         self._of_address_most = max(1, int(self._strangers_most * OF_ONE_ADDRESS))
-        self._open: dict[Connection, None] = {}
-        self._strangers: dict[Connection, None] = {}
-        self._by_origin: dict[str, dict[Connection, None]] = {}
+        self._open: dict[Guarded, None] = {}
+        self._strangers: dict[Guarded, None] = {}
+        self._by_origin: dict[str, dict[Guarded, None]] = {}
         self.turned_away = 0
 
-    def add(self, new: Connection) -> bool:
+    def add(self, new: Guarded) -> bool:
         """Take one in, perhaps in the place of a stranger; False: there is no room."""
         beside = self._by_origin.get(new.origin, {})
         if len(beside) >= self._of_address_most:
@@ -68,7 +78,7 @@ class Connections:
         self._by_origin.setdefault(new.origin, {})[new] = None
         return True
 
-    def know(self, one: Connection) -> None:
+    def know(self, one: Guarded) -> None:
         """It has shown a valid token."""
         if one not in self._strangers:
             return
@@ -78,14 +88,14 @@ class Connections:
         if not beside:
             del self._by_origin[one.origin]
 
-    def remove(self, one: Connection) -> None:
+    def remove(self, one: Guarded) -> None:
         self.know(one)
         self._open.pop(one, None)
 
-    def is_stranger(self, one: Connection) -> bool:
+    def is_stranger(self, one: Guarded) -> bool:
         return one in self._strangers
 
-    def _drop(self, one: Connection) -> None:
+    def _drop(self, one: Guarded) -> None:
         self.turned_away += 1
         self.remove(one)
         one.transport.abort()
@@ -167,6 +177,52 @@ class Connection(H11Protocol):
             return True
         reading = self._is_asked() and self.cycle.more_body and not self.flow.read_paused
         return reading and now - self._heard > BODY_IDLE
+
+
+class Sealed(asyncio.Protocol):
+    """One until its TLS handshake is over, when a `Connection` takes it on. It counts as a stranger's from when it is accepted."""
+
+    def __init__(self, connections: Connections, context: ssl.SSLContext, **served: Any) -> None:
+        self.origin = ""
+        self._connections, self._context, self._served = connections, context, served
+        self._opened = time.monotonic()
+        self._early = bytearray()  #: what came with the last piece of the handshake
+        self._lost = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        transport.pause_reading()  # the first byte is for the handshake
+        self.origin = _origin(peer[0]) if (peer := transport.get_extra_info("peername")) else ""
+        if self._connections.add(self):
+            self._shakes = asyncio.get_running_loop().create_task(self._shake())
+        else:
+            transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        self._early += data
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
+
+    def is_overdue(self, now: float) -> bool:
+        return now - self._opened > TOKEN_WITHIN
+
+    async def _shake(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            secured = await loop.start_tls(self.transport, self, self._context, server_side=True, ssl_handshake_timeout=TOKEN_WITHIN)
+        except OSError:  # it spoke no TLS, does not trust us, or has gone
+            return
+        finally:
+            self._connections.remove(self)
+        if self._lost or secured is None:
+            return
+        taken_on = Connection(self._connections, **self._served)
+        secured.set_protocol(taken_on)
+        taken_on.connection_made(secured)
+        if self._early:
+            taken_on.data_received(bytes(self._early))
 
 
 def _origin(address: str) -> str:

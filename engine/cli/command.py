@@ -70,16 +70,16 @@ class App:
 
 
 def _check_url(url: str) -> None:
-    """The client speaks plain HTTP to a host and port; UsageError for anything else."""
+    """The client speaks HTTP to a host and port, in clear or over TLS; UsageError for anything else."""
     from urllib.parse import urlsplit
 
     try:
         where = urlsplit(url)
-        fits = where.scheme == "http" and bool(where.hostname) and where.port is not None and where.path in ("", "/")
+        fits = where.scheme in ("http", "https") and bool(where.hostname) and where.port is not None and where.path in ("", "/")
     except ValueError:  # a port beyond 65535, a broken IPv6 address
         fits = False
     if not fits:
-        raise UsageError(f"--url: {url!r} is not http://HOST:PORT (given by --url or STOKER_URL)")
+        raise UsageError(f"--url: {url!r} is not http://HOST:PORT or https://HOST:PORT (given by --url or STOKER_URL)")
 
 
 pass_app = click.make_pass_decorator(App)
@@ -110,7 +110,7 @@ def global_options(hidden: bool) -> list[click.Option]:
         click.Option(
             ["--url"],
             metavar="URL",
-            help="Daemon at http://HOST:PORT in place of the socket, with $STOKER_TOKEN (default: $STOKER_URL).",
+            help="Daemon at http(s)://HOST:PORT in place of the socket, with $STOKER_TOKEN (default: $STOKER_URL).",
             callback=_set_url,
             expose_value=False,
             hidden=hidden,

@@ -62,6 +62,7 @@ SECTIONS: dict[str, dict[str, Lazy]] = {
         "policy": Lazy("policy:policy", "Scheduling policies of the pools."),
         "pool": Lazy("pool:pool", "Pools: which backbones are kept warm."),
         "token": Lazy("token:token", "Access tokens for TCP."),
+        "tls": Lazy("tls:tls", "The certificate of the daemon's TCP port."),
         "backup": Lazy("upkeep:backup", "Write a verified copy of the database."),
         "clean": Lazy("clean:clean", "Show what is kept, how large it is, and until when."),
         "compact": Lazy("upkeep:compact", "Rewrite the database file without its gaps."),

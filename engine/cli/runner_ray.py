@@ -72,10 +72,11 @@ def up(
     lent_nodes.require_pool(pool)
     client = app.client
     where = str((folder or app.home.path / FOLDER).expanduser().absolute())
-    offer = ray_runners.Offer(lent_nodes.require_url(client.url), where, pool, gpus, slots)
+    url = lent_nodes.require_url(client.url)
     token = lent_nodes.token_for_runners(client, token_file)
+    offer = ray_runners.Offer(url, where, pool, gpus, slots, lent_nodes.trusted_by(client))
     with ray_runners.connected(ray_address) as cluster:
-        lent_nodes.keep_token(Path(where) / "token", token)  # for nodes that join later, where they share this disk
+        lent_nodes.keep_secret(Path(where) / "token", token)  # for nodes that join later, where they share this disk
         rows = _of(pool, ray_runners.up(cluster, offer, nodes, token, wait))
     if away := sum(row["state"] != "serves" for row in rows):
         note(f"{away} of {nodes} runners do not serve yet: Ray starts them when it has nodes for all; see 'stoker runner ray list'")

@@ -11,6 +11,7 @@ import click
 
 from .. import format as fmt
 from ..errors import Conflict, UsageError
+from ..home import Home
 from ..hosts import slurm_runners
 from .command import App, DefaultGroup, examples, pass_app, unless_ended
 from .numbers import FiniteRange
@@ -73,14 +74,16 @@ def up(
     seconds = _limit(limit)
     client = app.client
     where = _folder(folder or app.home.path / FOLDER)
-    wanted = slurm_runners.Wanted(partition, seconds, where, lent_nodes.require_url(client.url), pool, slots, options)
+    url = lent_nodes.require_url(client.url)
+    wanted = slurm_runners.Wanted(partition, seconds, where, url, pool, slots, options, lent_nodes.pinned())
     if show:
         text = wanted.batch_file()
         return Answer({"batch_file": text}, lambda: write_raw(text))
     slurm_runners.require()
     token = lent_nodes.token_for_runners(client, token_file)
     slurm_runners.try_out(wanted)
-    lent_nodes.keep_token(wanted.token, token)
+    lent_nodes.keep_secret(wanted.token, token)
+    lent_nodes.trust(Home(where), lent_nodes.trusted_by(client))
     with unless_ended("pilots may have been handed in; see 'stoker runner slurm list'"):
         jobs = slurm_runners.hand_in(wanted, nodes)
     said = f"handed in: {len(jobs)} pilot{'s' * (len(jobs) > 1)}, jobs {', '.join(map(str, jobs))} of Slurm; logs in {where}"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...runners.network.addresses import address_of_daemon, require_own
+from ...runners.network.addresses import address_of_daemon, interfaces, require_own
 from .. import format as fmt
 from ..errors import Conflict, StokerError, Unreachable, UsageError
 from ..home import Home
@@ -66,9 +66,38 @@ def _sole(home: Home) -> Iterator[None]:
         yield
 
 
-def _daemon_argv(home: Home, tcp: str | None, ui: int | None, accept_loss: bool) -> list[str]:
+def _daemon_argv(home: Home, given: Mapping[str, object], accept_loss: bool) -> list[str]:
     argv = [sys.executable, "-m", "stoker.engine.daemon", "--home", str(home.path)]
-    return [*argv, *(["--tcp", tcp] if tcp else []), *(["--ui", str(ui)] if ui else []), *([ACCEPT_LOSS] if accept_loss else [])]
+    options = [str(word) for name, value in given.items() if value is not None for word in (name, value)]
+    return [*argv, *options, *([ACCEPT_LOSS] if accept_loss else [])]
+
+
+def names_of_host(tcp: str | None) -> list[str]:
+    """By which clients may know this host: its names, its addresses, and what stands in ``--tcp``."""
+    named = (tcp or "").rpartition(":")[0].strip("[]")
+    own = [address for _, address in interfaces() if not address.startswith("fe80:")]
+    names = [named if named not in ("", "*", "0.0.0.0", "::") else "", socket.gethostname(), socket.getfqdn(), "localhost", *own]
+    return [name for name in dict.fromkeys(names) if name]
+
+
+def _certificate(home: Home, tcp: str | None, tls: bool, cert: Path | None, key: Path | None) -> dict[str, object]:
+    """Options of the daemon, once it is known that clients can be served with these files."""
+    if not tls and cert is None and key is None:
+        return {}
+    if tls and (cert or key):
+        raise UsageError("--tls: has a certificate of its own, made here; leave it out where --tls-cert and --tls-key name files")
+    if not tcp:
+        raise UsageError("--tls: is for --tcp HOST:PORT, which is not given; the socket needs none")
+    if not tls and (cert is None or key is None):
+        raise UsageError("--tls-cert, --tls-key: both go together: a certificate and its key")
+    from ..hosts import certificates
+
+    if cert is None or key is None:
+        cert, key = certificates.own(home.tls)
+        if not cert.exists():
+            certificates.make_own(home.tls, names_of_host(tcp))
+    certificates.serving(cert, key)
+    return {"--tls-cert": cert.absolute(), "--tls-key": key.absolute()}
 
 
 def runner_argv(home: Home, node: str | None, pool: str, options: Mapping[str, object]) -> list[str]:
@@ -237,6 +266,11 @@ def _detach(app: App, options: list[str], with_runner: bool) -> None:
 @click.option("--node", metavar="NAME", help="Name of the runner (default: the host's).")
 @click.option("--no-runner", is_flag=True, help="The daemon alone.")
 @click.option("--tcp", metavar="HOST:PORT", help="Also answer on TCP; needs tokens ('stoker token create').")
+@click.option("--tls", is_flag=True, help="TCP over TLS, with a certificate that is made once ('stoker tls' tells how clients know it).")
+@click.option(
+    "--tls-cert", metavar="FILE", type=click.Path(path_type=Path), help="The same with a certificate of yours, and its chain (PEM)."
+)
+@click.option("--tls-key", metavar="FILE", type=click.Path(path_type=Path), help="The key of that.")
 @click.option(
     "--ui",
     type=click.IntRange(1, 65535),
@@ -254,6 +288,7 @@ def _detach(app: App, options: list[str], with_runner: bool) -> None:
     "stoker up --no-runner --tcp 0.0.0.0:7465",
     "stoker up --detach --ui",
     "stoker up --tcp 0.0.0.0:7465 --address 10.0.0.1",
+    "stoker up --tcp 0.0.0.0:7465 --tls",
     "stoker up --detach --accept-loss",
 )
 def up(
@@ -265,6 +300,9 @@ def up(
     node: str | None,
     no_runner: bool,
     tcp: str | None,
+    tls: bool,
+    tls_cert: Path | None,
+    tls_key: Path | None,
     ui: int | None,
     address: str | None,
     accept_loss: bool,
@@ -279,16 +317,17 @@ def up(
     """
     home = app.home.create()
     _refuse_second(app)
-    daemon = Child("daemon", _daemon_argv(home, tcp, ui, accept_loss))
+    files = _certificate(home, tcp, tls, tls_cert, tls_key)
+    daemon = Child("daemon", _daemon_argv(home, {"--tcp": tcp, **files, "--ui": ui}, accept_loss))
     if address is not None:
         require_own(address)
     offers = {"--slots": slots, "--slot-memory": slot_memory, "--address": address}
     meets = {"--address": address or address_of_daemon(tcp)}  # a gang over hosts may meet here
     runner = None if no_runner else Child("runner", runner_argv(home, node, pool, {**offers, **meets}))
     if detach:
-        given = {**offers, "--pool": pool, "--node": node, "--tcp": tcp, "--ui": ui}
+        given = {**offers, "--pool": pool, "--node": node, "--tcp": tcp, **({} if tls else files), "--ui": ui}
         options = [str(word) for name, value in given.items() if value is not None for word in (name, value)]
-        options += [name for name, given in (("--no-runner", no_runner), (ACCEPT_LOSS, accept_loss)) if given]
+        options += [name for name, given in (("--no-runner", no_runner), ("--tls", tls), (ACCEPT_LOSS, accept_loss)) if given]
         _detach(app, options, runner is not None)
         return
     with _sole(home):

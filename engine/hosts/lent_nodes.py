@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ..client import Client
+from ..client import AUTHORITY, ENV_CA, PIN, Client
 from ..errors import Conflict, UsageError
+from ..home import Home
 from ..protocol import NODE, NODE_FORM
 
 
@@ -17,7 +18,7 @@ def require_pool(name: str) -> None:
 
 def require_url(url: str | None) -> str:
     if not url:
-        raise UsageError("--url: runners of other hosts reach the daemon by TCP: name it as 'stoker --url http://HOST:PORT runner …'")
+        raise UsageError("--url: runners of other hosts reach the daemon by TCP: name it as 'stoker --url http(s)://HOST:PORT runner …'")
     return url
 
 
@@ -38,14 +39,40 @@ def token_for_runners(client: Client, file: str | None) -> str:
     return token
 
 
-def keep_token(file: Path, token: str) -> None:
+def trusted_by(client: Client) -> str:
+    """Whom runners are to trust over TLS: a fingerprint, the text of an authority's file, or '': whom their hosts trust."""
+    if not (client.url or "").startswith("https:"):
+        return ""
+    if pin := pinned():
+        return pin
+    given = os.environ.get(ENV_CA, "").strip()
+    own = client.home.tls / AUTHORITY
+    return (Path(given) if given else own).read_text() if given or own.exists() else ""  # it was read when the token was looked at
+
+
+def pinned() -> str:
+    """The fingerprint that is trusted here, '': an authority is."""
+    given = os.environ.get(ENV_CA, "").strip()
+    return given if given.startswith(PIN) else ""
+
+
+def trust(home: Home, trusted: str) -> dict[str, str]:
+    """Let the runners of a home trust whom `trusted_by` tells; what is to be added to their environment."""
+    if trusted.startswith(PIN):
+        return {ENV_CA: trusted}
+    if trusted:
+        keep_secret(home.tls / AUTHORITY, trusted)
+    return {}
+
+
+def keep_secret(file: Path, text: str) -> None:
     """In a file that nobody else reads; Conflict where that cannot be."""
     fresh = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         with open(descriptor, "w") as kept:
-            kept.write(f"{token}\n")
+            kept.write(f"{text}\n")
         fresh.replace(file)
     except OSError as error:
-        raise Conflict(f"{file}: the token cannot be kept there ({error.strerror}); choose another --dir") from None
+        raise Conflict(f"{file}: it cannot be kept there ({error.strerror}); choose another --dir") from None

@@ -23,7 +23,7 @@ from typing import Any
 
 from ..errors import Conflict, UsageError
 from ..home import Home
-from .lent_nodes import keep_token
+from .lent_nodes import keep_secret, trust
 
 LEAST = (2, 60)  #: version of Ray that was tried
 NAMESPACE = "stoker"
@@ -43,6 +43,7 @@ class Offer:
     pool: str = "default"
     gpus: int | None = None  #: of each node; None: CPU slots
     slots: int | None = None
+    trusted: str = ""  #: see `lent_nodes.trusted_by`
 
     def bundle(self) -> dict[str, float]:
         """What Ray no longer gives to anybody else."""
@@ -71,7 +72,7 @@ class Keeper:
     def take_token(self, token: str) -> None:
         """As an argument of a call it stands in no table of Ray's, as one of the actor's creation would."""
         if not self._token.exists() or self._token.read_text().strip() != token:
-            keep_token(self._token, token)
+            keep_secret(self._token, token)
 
     def leave(self, patience: float) -> str:
         """Let the runner hand its node back, and start no other one; its name."""
@@ -112,7 +113,8 @@ class Keeper:
         log = self.home.path / f"runner-{self.node}.log"
         with open(log, "ab") as file:
             begin = file.tell()
-            environment = _environment() | {"STOKER_TOKEN": self._token.read_text().strip()}
+            environment = _environment() | trust(self.home, self.offer.trusted)
+            environment["STOKER_TOKEN"] = self._token.read_text().strip()
             subprocess.run(
                 ["setsid", "--fork", *argv], env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file, check=True, cwd="/"
             )

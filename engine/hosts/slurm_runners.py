@@ -24,7 +24,7 @@ LEAD = 120.0  #: seconds before its limit at which Slurm tells a pilot to leave;
 PREFIX = "stoker-pilot-"  #: of the names of pilots; their pool follows
 MARK = "stoker "  #: of their comments; the address of their daemon follows
 PATIENCE = 60.0  #: seconds until one of Slurm's commands has answered
-_OWN = ("STOKER_TOKEN", "STOKER_URL", "STOKER_HOME")  #: variables that a pilot is told otherwise
+_OWN = ("STOKER_TOKEN", "STOKER_URL", "STOKER_HOME", "STOKER_CA")  #: variables that a pilot is told otherwise
 #: options of sbatch by which pilots are found and followed
 _OURS = frozenset((
     "--array", "--begin", "--chdir", "--comment", "--dependency", "--job-name", "--nodes", "--ntasks", "--partition", "--requeue",
@@ -49,7 +49,7 @@ until=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e) || until=
 if [ -r {token} ]; then
   [ -n "$told" ] && exit
   export STOKER_PILOT="{engine}/$SLURM_CLUSTER_NAME/$SLURM_JOB_ID/$SLURMD_NODENAME"
-  STOKER_TOKEN=$(cat {token}) {stoker} --home {home} --url {url} runner start \\
+  {trusts}STOKER_TOKEN=$(cat {token}) {stoker} --home {home} --url {url} runner start \\
     --hand-back --until "${{until:-{limit}}}" --node "$SLURMD_NODENAME" --pool {pool} {offers} &
   runner=$!
   [ -n "$told" ] && kill -TERM "$runner"
@@ -81,6 +81,7 @@ class Wanted:
     pool: str = "default"
     slots: int | None = None
     options: tuple[str, ...] = ()  #: of sbatch, besides ours
+    pin: str = ""  #: fingerprint of the daemon's certificate, '': their home has the authority's file, or their host knows it
 
     @property
     def token(self) -> Path:
@@ -103,6 +104,7 @@ class Wanted:
             directives="\n".join(f"#SBATCH {line}" for line in [*ours, *map(shlex.quote, self.options)]),
             engine=ENGINE,
             token=shlex.quote(str(self.token)),
+            trusts=f"STOKER_CA={shlex.quote(self.pin)} " if self.pin else "",
             stoker=f"{shlex.quote(sys.executable)} -m stoker",
             home=shlex.quote(str(self.folder)),
             url=shlex.quote(self.url),

@@ -29,6 +29,11 @@ class Handover:
         """All that the daemon wants now."""
         self._sender.want(wanted)
 
+    @property
+    def taken_at(self) -> float:
+        """See `CheckpointSender`."""
+        return self._sender.taken_at
+
     def has_come(self, run: Run) -> bool:
         """Whether all that a lease begins with is here. Where it cannot be had, it does not begin."""
         return self._has_code(run) and self._has_checkpoints(run)

@@ -31,6 +31,7 @@ class CheckpointSender(threading.Thread):
         self._client, self._home, self._node, self._session = client, home, node, session
         self._wanted: set[SendCheckpoint] = set()
         self._queue: queue.SimpleQueue[SendCheckpoint] = queue.SimpleQueue()
+        self._taken_at, self._reads = 0.0, False
 
     def want(self, wanted: Sequence[SendCheckpoint]) -> None:
         """All that the daemon wants now."""
@@ -38,6 +39,11 @@ class CheckpointSender(threading.Thread):
         self._wanted = set(wanted)
         for one in fresh:
             self._queue.put(one)
+
+    @property
+    def taken_at(self) -> float:
+        """When the daemon last took anything of one (monotonic); now while one is read, which it does not wait for."""
+        return time.monotonic() if self._reads else self._taken_at
 
     def run(self) -> None:
         while True:
@@ -74,7 +80,11 @@ class CheckpointSender(threading.Thread):
         source = Path(one.checkpoints) if one.checkpoints else self._home / "jobs" / str(one.job) / "checkpoints"
         add = tree(source)
         for left in reversed(range(TRIES)):
-            digest, size = digest_of(add)
+            self._reads = True
+            try:
+                digest, size = digest_of(add)
+            finally:
+                self._reads = False
             if not any(source.iterdir()):
                 raise ValueError(f"there is nothing in {source}")
             if size > one.at_most:
@@ -98,7 +108,9 @@ class CheckpointSender(threading.Thread):
 
     def _post(self, piece: BundlePiece) -> BundleKept:
         piece = msgspec.structs.replace(piece, node=self._node, session=self._session)
-        return msgspec.json.decode(self._client.post_raw(BUNDLE_PIECE, msgspec.json.encode(piece), timeout=TIMEOUT), type=BundleKept)
+        answer = self._client.post_raw(BUNDLE_PIECE, msgspec.json.encode(piece), timeout=TIMEOUT)
+        self._taken_at = time.monotonic()
+        return msgspec.json.decode(answer, type=BundleKept)
 
     def _tell(self, one: SendCheckpoint, sent: CheckpointSent) -> None:
         if sent.refused:

@@ -39,6 +39,7 @@ from ...engine.home import Home
 from ...engine.protocol import ENV_PILOT, NODE, NODE_FORM, VERSION, Assignment, Assignments, ForkServer, Hello, JobFiles, Sample, Welcome
 from ...engine.streams import steady_stderr
 from ..backbones.hub_directory import ENV_DOWNLOAD
+from ..handover.handed_back import HandedBack, say_untold
 from ..handover.handover import Handover
 from ..handover.passed_requests import RequestPasser
 from ..kept_files import kept_files
@@ -69,7 +70,6 @@ _BUSY = 0.2  #: seconds between looks at the files of live leases
 _STARTING = 0.02  #: seconds between looks while a supervisor is about to register
 _IDLE = 30.0  #: seconds between looks while nothing runs; messages wake us sooner
 _SETTLE = 5.0  #: seconds for the driver to free the memory of a process that has ended
-_LAST_WORDS = 10.0  #: seconds before its deadline at which a runner begins to leave, besides the grace of its jobs
 _LAST_LOGS = 10.0  #: seconds at most for which a leaving runner sends the ends of logs
 _CLEAN = 600.0  #: seconds between removals of old directories
 _FENCED = "fenced"
@@ -99,6 +99,7 @@ class Agent:
         self.desired: dict[int, Assignment] | None = None  #: by lease; None until this session's first answer
         self.shutdown: str | None = None
         self.leaving = self.handed_back = False
+        self._back = HandedBack(options.until)
         self._telemetry = Telemetry(devices)
         self._pins = Pins(devices)
         self._cores = DividedCores(pinned=self._pins.of)
@@ -125,6 +126,7 @@ class Agent:
             self._load()
             welcome = greet(self._client(), self._hello, self._wait_to_greet)
             if welcome is None:
+                say_untold(self.runs.values(), self.options.node)
                 return
             self._heard.begin(self._greeted_at, welcome.fence_after)
             self.warm.limit = welcome.warm_memory * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -192,8 +194,13 @@ class Agent:
             pass
 
     def _wait_to_greet(self, seconds: float) -> bool:
-        self._wait(seconds)
-        return not (self.leaving or (self.handed_back and not self.runs))
+        """Whether to go on. A node that is handed back meanwhile has its jobs stopped, which need no daemon."""
+        self._wait(min(seconds, _BUSY) if self.handed_back else seconds)
+        self.handed_back = self.handed_back or self._back.is_due(self._running())
+        if self.handed_back:
+            self._back.begin()
+            self.reconcile()
+        return not (self.leaving or (self.handed_back and not self.runs) or self._back.waits_in_vain(self.runs.values()))
 
     def _serve(self, welcome: Welcome, outbox: Outbox, poller: Poller, logs: LogSender) -> None:
         announced = False
@@ -204,14 +211,16 @@ class Agent:
                 outbox.hurry()
             if self.handed_back and not announced:
                 announced = outbox.hands_back = True
+                self._back.begin()
                 outbox.hurry()
-                log.info("the node is handed back: its jobs are stopped", extra={"action": "hand-back"})
             self.reconcile()
             self._watch(welcome, outbox)
             told = outbox.flush(self.runs.values())
             self._forget_closed()
             ends = self.handed_back or (self.shutdown == "stop" and not self.desired)
             if ends and told and not self.runs and self._all_sent(outbox, logs):
+                return
+            if self._back.waits_in_vain(self.runs.values(), max(outbox.taken_at, self._handover.taken_at if self._handover else 0.0)):
                 return
             self._sleep(outbox)
 
@@ -236,6 +245,7 @@ class Agent:
             outbox.flush(self.runs.values(), left=not self.runs)
         except StokerError as error:
             log.warning("not told to the daemon: %s", error)
+        say_untold(self.runs.values(), self.options.node)
         if live:
             words = f"{len(live)} job{'s' * (len(live) > 1)} go on without it, and the next runner of node {self.options.node} adopts them"
             log.info("runner leaves; %s", words, extra={"action": "leave"})
@@ -426,7 +436,7 @@ class Agent:
     def _watch(self, welcome: Welcome, outbox: Outbox) -> None:
         """All periodic work."""
         now = time.monotonic()
-        if self.options.until is not None and not self.handed_back and identity.boot_clock() >= self.options.until - self._time_to_stop():
+        if not self.handed_back and self._back.is_due(self._running()):
             self.handed_back = True
             self.wake()
         for run in self.runs.values():
@@ -460,10 +470,6 @@ class Agent:
         run.settled = bool(survivors) or now >= run.settle_by or all(self.health.look(gpu).health == "ok" for gpu in gpus)
         if run.settled:
             self._note(gpus, outbox)
-
-    def _time_to_stop(self) -> float:
-        """Seconds that its jobs may take to stop, and a few more to report that."""
-        return max((run.assignment.grace for run in self._running()), default=0.0) + _LAST_WORDS
 
     def _occupied(self) -> set[str]:
         """GPUs with a worker, whose memory therefore shows no leftovers."""
@@ -527,9 +533,7 @@ class Agent:
             return _STARTING
         if self.handed_back or phases - {Phase.ENDED} or not all(run.settled for run in self.runs.values()):
             return _BUSY
-        until = now + _IDLE
-        if self.options.until is not None:
-            until = min(until, now + max(self.options.until - _LAST_WORDS - identity.boot_clock(), 0.0))
+        until = now + min(_IDLE, self._back.due_in())
         if any(gpu.kind == "cuda" for gpu in self.devices.gpus.values()):
             until = min(until, self._sample_at, self._check_at)
         if outbox.waiting:

@@ -12,7 +12,7 @@ from contextlib import suppress
 import msgspec
 
 from ...engine.client import Client
-from ...engine.errors import Conflict, LimitExceeded, NotFound, Stale, StokerError, Unauthorized, UsageError
+from ...engine.errors import Conflict, LimitExceeded, NotFound, Stale, StokerError, Unauthorized, Untrusted, UsageError
 from ...engine.identity import ahead_of_boot, boot_clock, boot_id, steady_time
 from ...engine.protocol import (
     HELLO,
@@ -43,8 +43,8 @@ log = logging.getLogger("stoker.runner")
 
 #: errors that a repetition would not mend: the session is another agent's, the daemon does not know us, or refuses us
 FATAL_ERRORS = (Stale, NotFound, Unauthorized)
-#: at registration also: another protocol, a forbidden name or GPU
-REFUSALS = (*FATAL_ERRORS, UsageError, Conflict, LimitExceeded)
+#: at registration also: another protocol, a forbidden name or GPU, or an endpoint that is not proved to be the daemon
+REFUSALS = (*FATAL_ERRORS, UsageError, Conflict, LimitExceeded, Untrusted)
 
 _TIMEOUT = 10.0  #: seconds to wait for an answer that is not a long poll
 _RECORDS = 20_000  #: in one report
@@ -173,6 +173,7 @@ class Outbox:
         self.files: list[JobFiles] | None = None  #: the same for files that jobs keep
         self.place: PlaceTold | None = None  #: the same for the place of checkpoints
         self.hands_back = False  #: tell that the runner stops its jobs and leaves
+        self.taken_at = 0.0  #: monotonic time at which the daemon last took a report
 
     @property
     def waiting(self) -> bool:
@@ -210,7 +211,8 @@ class Outbox:
             return False
         self._backoff.reset()
         self.retry_at = 0.0
-        self._records_at = time.monotonic() + _GATHER
+        self.taken_at = time.monotonic()
+        self._records_at = self.taken_at + _GATHER
         self._acknowledge(report, offsets, ack, {run.lease: run for run in runs})
         return True
 

@@ -250,6 +250,7 @@ BAD: list[tuple[list[str], int, str]] = [
     (["policy", "set", "fifo", "interval"], 2, "KEY=VALUE"),
     (["policy", "set", "fifo", "--interval", "0"], 2, "--interval"),
     (["token", "create", "x", "--role", "king"], 2, "--role"),
+    (["tls", "--name", "x y"], 2, "--name: 'x y' is neither an address nor the name of a host"),
     (["token", "revoke", "x"], 2, "ID"),
     (["backup", "."], 2, "directory"),
     (["compact", "x"], 2, "unexpected extra argument"),

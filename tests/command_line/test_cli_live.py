@@ -105,7 +105,7 @@ ELSEWHERE = {
     "ask", "submit", "cancel", "retry", "hold", "release", "move", "priority",
     "schedule remove", "runner forget", "runner resume", "runner stop", "drain",
     "runner slurm up", "runner slurm list", "runner slurm down", "runner ray up", "runner ray list", "runner ray down",
-    "policy set", "tune", "swap plan", "token create", "token revoke", "backup", "compact", "demo",
+    "policy set", "tune", "swap plan", "token create", "token revoke", "tls", "backup", "compact", "demo",
     "prompt bank build", "prompt bank add", "prompt bank show", "prompt lookup", "prompt tune",
 }  # fmt: skip
 

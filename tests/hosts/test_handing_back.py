@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from afar import Clock, Daemon
-from e2e import SAVES, Jobs, RunnerProcess, command, end_workers, until
+from e2e import SAVES, Jobs, RunnerProcess, command, end_workers, free_port, until
 from stoker.engine.fleet import registration
 from stoker.engine.home import Home
 from stoker.engine.jobs.leases import Stop, stop
@@ -17,6 +17,7 @@ from stoker.engine.protocol import Report
 from stoker.engine.scheduling.view import snapshot
 from stoker.engine.spec.model import JobSpec
 from stoker.policies import registry
+from stoker.runners.lease.rundir import RunDir
 
 
 def test_told_to_leave_it_saves_its_jobs_and_they_go_on_with_the_next_runner(start_daemon, home: Home) -> None:
@@ -56,6 +57,44 @@ def test_told_to_leave_before_it_has_met_a_daemon_it_leaves_at_once(home: Home) 
         assert pilot.stop() == 0
     finally:
         pilot.end()
+
+
+@pytest.mark.parametrize("agent", ["serves", "is new"])
+def test_handed_back_while_its_daemon_is_away_it_leaves_and_the_next_one_tells_how_its_jobs_ended(
+    start_daemon, home: Home, tmp_path: Path, agent: str
+) -> None:
+    (tmp_path / "far").mkdir()
+    there, port = Home(tmp_path / "far"), free_port()
+    daemon = start_daemon("--tcp", f"127.0.0.1:{port}")
+    client = daemon.client()
+    token = client.post("/v1/tokens", {"name": "pilots", "role": "runner"})["token"]
+    jobs = Jobs(client)
+    job = jobs.python("saves", SAVES, grace=5.0)
+    pilot = RunnerProcess(there, "pilot", 1, "--hand-back", env={"STOKER_URL": f"http://127.0.0.1:{port}", "STOKER_TOKEN": token})
+    soon = "import sys\nfrom stoker.runners.handover import handed_back\nfrom stoker.runners.host import agent\nhanded_back.AWAY = 0.5"
+    pilot.command[1:3] = ["-c", f"{soon}\nsys.exit(agent.main())"]
+    try:
+        pilot.start(client)
+        until(lambda: (found := client.get(f"/v1/jobs/{job}")["progress"]) and found["checkpoint_step"] > 3)
+        daemon.kill()
+        if agent == "is new":  # it has never met a daemon, and has the job of the one before it
+            pilot.kill()
+            pilot.launch()
+            until(lambda: "is adopted" in pilot.said() and "waiting for it" in pilot.said())
+        assert pilot.stop() == 0
+        assert "no daemon has taken how 1 job ended" in pilot.said()
+        (run,) = RunDir.find(there.path)
+        assert run.read("exit.json")["outcome"] == "stopped"
+        daemon.start()
+        assert jobs.state(job) in ("running", "suspending")  # nobody has told
+        saved = int((run.path.parent / "checkpoints" / "n").read_text())
+        pilot.start(client)
+        assert until(lambda: client.get(f"/v1/jobs/{job}/logs")["text"].startswith(f"begins at {saved}"))
+        assert [row["outcome"] for row in client.get(f"/v1/jobs/{job}")["leases"]] == [None, "preempted"]
+        assert jobs.show(job)["failures"] == 0
+    finally:
+        pilot.end()
+        end_workers(there)
 
 
 @pytest.mark.slow

@@ -85,7 +85,10 @@ MAY_IMPORT = {
     ),
     "engine.cli.ask": ("engine.cli", "", "engine.errors", "runners.share.inference_client"),
     # Addresses of this host are found out where runners are told them.
-    "engine.cli.up": ("engine.cli", "", "engine.client", "engine.errors", "engine.format", "engine.home", "runners.network.addresses"),
+    "engine.cli.up": (
+        "engine.cli", "", "engine.client", "engine.errors", "engine.format", "engine.home", "engine.hosts", "runners.network.addresses",
+    ),
+    "engine.cli.tls": ("engine.cli", "", "engine.client", "engine.format", "engine.hosts"),
     "engine.cli.pool": ("engine.cli", "", "engine.errors", "engine.format", "runners.recipes"),
     "engine.cli.prompt_checks": ("engine.errors", "engine.home", "engine.spec", "runners.recipes", "runners.prompts.labelled_files"),
     "engine.cli.submit": (
