@@ -6,7 +6,7 @@ Live: a daemon, a runner with one slot that is shared by turns as a GPU is, real
 A layer of theirs waits in place of a GPU, long enough that what else the host does plays a small part.
 
 The simulator gets the very submissions, and what was measured of jobs alone and of two pairs before: seconds of a step, the part of them
-that has the turn (a step without loading takes that), an end, and the mean of their starts, from a grant to the first step; `turn`: from a
+that has the turn (a step without loading takes that), an end, and their own starts, from a grant to the first step; `turn`: from a
 step's end until an equal has the turn; `pause`: from when one that goes before wants the turn until the other has given it. Of the server:
 how long an answer takes it alone, and how often it is asked.
 
@@ -230,9 +230,11 @@ class Bench:
         leases = [self.lease(job) for job in self.mix(kinds)]
         begin = min(lease[0] for lease in leases)
         live = [lease[4] - lease[0] for lease in leases]
-        # Starts are of these very jobs, as in `fidelity`: they are no part of what is compared. A server reports no steps.
-        trained = [(kind, lease) for kind, lease in zip(kinds, leases, strict=True) if kind != SERVER]
-        start = float(np.mean([lease[2] - known.pace[kind] - lease[1] for kind, lease in trained]))
+        # Starts are those of these very jobs, as they are no part of what is compared: who takes longer comes so much later.
+        starts = [0.0 if kind == SERVER else lease[2] - known.pace[kind] - lease[1] for kind, lease in zip(kinds, leases, strict=True)]
+        start = min(one for kind, one in zip(kinds, starts, strict=True) if kind != SERVER)
+        came = np.array([lease[0] - begin for lease in leases])
+        submitted = came + np.maximum(np.array(starts) - start, 0.0)
         work = [
             seconds - start if kind == SERVER else self.steps(kind, self.seconds) * known.pace[kind] + known.ending
             for kind, seconds in zip(kinds, live, strict=True)
@@ -240,20 +242,22 @@ class Bench:
         names = [str(kind) for kind in kinds]
         busy = {kind: RATE * known.answer if kind == SERVER else known.held[kind] / known.pace[kind] for kind in kinds}
         workload = make_workload(
-            "live", [lease[0] - begin for lease in leases], work, [1] * len(kinds), models=names,
+            "live", submitted, work, [1] * len(kinds), models=names,
             priority=[kind.priority for kind in kinds], kind=["infer" if kind == SERVER else "train" for kind in kinds],
             share=["switched"] * len(kinds), profiles=[Profile(str(kind), utilisation=share) for kind, share in busy.items()],
             iterations=[np.nan if kind == SERVER else self.steps(kind, self.seconds) for kind in kinds],
         )  # fmt: skip
         costs = Costs(cold_start=start, warm_start=start, turn=known.turn, pause=known.pause)
-        ended = simulate(workload, Cluster((1,)), registry.create("switchflow", {}), Options(costs=costs)).fates.ended
+        fates = simulate(workload, Cluster((1,)), registry.create("switchflow", {}), Options(costs=costs)).fates
+        ended = np.empty(len(kinds))
+        ended[np.argsort(submitted, kind="stable")] = fates.ended
         return [
             {
                 "mix": name, "step ms": 1e3 * kind.step, "loading": 1e3 * kind.load, "priority": kind.priority,
-                "alone s": seconds + start, "live JCT s": real, "simulated s": float(end - came),
-                "difference %": 100 * (float(end - came) / real - 1),
+                "alone s": seconds + start, "live JCT s": real, "simulated s": float(simulated),
+                "difference %": 100 * (float(simulated) / real - 1),
             }
-            for kind, seconds, real, end, came in zip(kinds, work, live, ended, workload.submitted, strict=True) if kind != SERVER
+            for kind, seconds, real, simulated in zip(kinds, work, live, ended - came, strict=True) if kind != SERVER
         ]  # fmt: skip
 
 
