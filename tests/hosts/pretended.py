@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from stoker.engine.client import Client
+from stoker.engine.home import Home
 from waiting import until
 
 _INIT = (
@@ -175,7 +176,10 @@ class Network:
         until(lambda: first.stoker("status").returncode == 0, 60, says=first.said, alive=(process,), pause=0.5)
         admin = first.stoker("token", "create", "--role", "admin", "tests", "--json")
         self.token = first.stoker("token", "create", "--role", "runner", "runners").stdout.split()[-1]
-        self.client = Client(url=self.url, token=json.loads(admin.stdout)["token"])
+        if "--tls" in options:
+            self.url = self.url.replace("http:", "https:")
+            self.environment["STOKER_CA"] = str(first.home / "tls" / "ca.pem")  # all share one disk
+        self.client = Client(Home(first.home), self.url, json.loads(admin.stdout)["token"])
         return self.client
 
     def state(self, node: str) -> str | None:

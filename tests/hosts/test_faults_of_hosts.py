@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -55,7 +57,8 @@ def test_a_link_that_is_cut_in_one_direction(tmp_path: Path, cut: str, job: str)
         with deaf(second, first) if cut == "to the daemon" else deaf(first, second):
             until(lambda: net.state("h2") == "suspect", 60)
             time.sleep(6)
-            assert jobs.state(number) == "running"
+            # What the runner says may still arrive, and is said again, as it is not answered.
+            assert jobs.state(number) == "running" or cut == "from the daemon"
         assert jobs.ended(number)["state"] == "completed"
         until(lambda: net.state("h2") == "up", 60)
         assert [word for word, _ in lines(did)] == ["begins", "ends"]
@@ -64,24 +67,52 @@ def test_a_link_that_is_cut_in_one_direction(tmp_path: Path, cut: str, job: str)
         assert seconds - 1 < ran < seconds + 4, "it is billed for the time that it ran"
 
 
-FAKETIME = next(iter(Path("/usr/lib").glob("*/faketime/libfaketime.so.1")), None)
+#: loaded before all other libraries it sets the time of day, and no other clock, of a process
+OTHER_CLOCK = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <sys/time.h>
+#include <time.h>
+int clock_gettime(clockid_t which, struct timespec *now) {
+    int (*real)(clockid_t, struct timespec *) = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
+    int answer = real(which, now);
+    if (which == CLOCK_REALTIME || which == CLOCK_REALTIME_COARSE) now->tv_sec += atol(getenv("CLOCK_AHEAD"));
+    return answer;
+}
+time_t time(time_t *seconds) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (seconds) *seconds = now.tv_sec;
+    return now.tv_sec;
+}
+int gettimeofday(struct timeval *seconds, void *zone) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    seconds->tv_sec = now.tv_sec;
+    seconds->tv_usec = now.tv_nsec / 1000;
+    return 0;
+}
+"""
 
 
-@pytest.mark.skipif(FAKETIME is None, reason="there is no libfaketime, which gives a host another clock")
-@pytest.mark.parametrize("clock", ["+1h", "-1h"])
-def test_a_clock_that_differs_by_an_hour(tmp_path: Path, clock: str) -> None:
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler, which makes another clock")
+@pytest.mark.parametrize("ahead", [3600, -3600])
+def test_a_clock_that_differs_by_an_hour(tmp_path: Path, ahead: int) -> None:
     """Over TLS, whose certificate was made a moment ago."""
+    (source := tmp_path / "clock.c").write_text(OTHER_CLOCK)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "clock.so", source, "-ldl"], check=True)
     with network(tmp_path, 2) as net:
         _, second = net.hosts
         client = net.up("--no-runner", "--tls")
         jobs = Jobs(client)
-        net.environment |= {"LD_PRELOAD": str(FAKETIME), "FAKETIME": clock, "DONT_FAKE_MONOTONIC": "1", "NO_FAKE_STAT": "1"}
+        net.environment |= {"LD_PRELOAD": str(tmp_path / "clock.so"), "CLOCK_AHEAD": str(ahead)}
         began = time.time()
         second.runner()
         did = tmp_path / "did"
         number = jobs.python("works", WORKS.replace("sys.argv[1]", repr(str(did))).replace("sys.argv[2]", "3.0"))
         row = jobs.ended(number)
-        assert row["state"] == "completed" and abs(abs(lines(did)[0][1] - began) - 3600) < 60
+        assert row["state"] == "completed" and abs(lines(did)[0][1] - began - ahead) < 60
         (lease,) = client.get(f"/v1/jobs/{number}")["leases"]
         assert began < lease["started_at"] < lease["ended_at"] < time.time() and 2 < lease["ended_at"] - lease["started_at"] < 6
         job = jobs.python("counts", COUNTS, grace=3.0)
@@ -90,16 +121,14 @@ def test_a_clock_that_differs_by_an_hour(tmp_path: Path, clock: str) -> None:
         until(lambda: jobs.state(job) == "pending")
         saved = step(jobs, job)
         client.post("/v1/runners/h2/resume", {})
-        assert until(lambda: (said := client.get(f"/v1/jobs/{job}/logs")["text"]) and "begins at" in said and said).startswith(
-            f"begins at {saved}"
-        )
+        until(lambda: client.get(f"/v1/jobs/{job}/logs")["text"].startswith(f"begins at {saved}\n"), 60)
         jobs.act("cancel", job)
         jobs.ended(job)
 
 
 def test_two_daemons_share_a_disk_and_neither_takes_what_is_the_other_ones(tmp_path: Path) -> None:
     (shared := tmp_path / "shared").mkdir()
-    with network(tmp_path / "a", 2) as one, contextlib.ExitStack() as at_end:
+    with network(tmp_path, 2) as one, contextlib.ExitStack() as at_end:
         first, second = one.hosts
         client = one.up("--slots", "1", config=f'[runners]\ncheckpoints = "{shared}"\n')
         (second.home / "config.toml").write_text(f'[runners]\ncheckpoints = "{shared}"\n')
