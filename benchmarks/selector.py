@@ -35,13 +35,13 @@ SMALL = ("10x8", "20x16", "50x32", "100x64", "200x64")  #: for the thesis's prog
 CLOCK = time.process_time
 ABLATIONS: dict[str, Limits] = {
     "all": Limits(clock=CLOCK),
-    "one core, of 400 columns": Limits(clock=CLOCK, cores=((400, 1.0),)),
+    "one core, of 400 columns": Limits(clock=CLOCK, cores=((400, 1.0),), exact=0),
     "cores that may plan all room": Limits(clock=CLOCK, cores=((400, 1.0), (800, 1.0))),
     "one try at a schedule": Limits(clock=CLOCK, tries=1),
-    "prices and greedy only": Limits(clock=CLOCK, cores=()),
+    "prices and greedy only": Limits(clock=CLOCK, cores=(), exact=0),
     "20 iterations of prices": Limits(clock=CLOCK, iterations=20),
     "8 rows of deadlines": Limits(clock=CLOCK, rows=8),
-    "quick: 200 columns, 20 nodes": Limits(clock=CLOCK, cores=((200, 1.0),), nodes=20),
+    "quick: 200 columns, 20 nodes": Limits(clock=CLOCK, cores=((200, 1.0),), nodes=20, exact=0),
 }
 
 

@@ -26,7 +26,7 @@ from .solver.selector import solve
 from .walk import walk
 
 #: Small crowded pools have gaps that only much search could close; the next cycle decides anew anyway.
-EFFORTS = {QUICK: Limits(cores=((200, 1.0), (200, 0.98)), nodes=20), THOROUGH: Limits()}
+EFFORTS = {QUICK: Limits(cores=((200, 1.0), (200, 0.98)), nodes=20, exact=300, exact_effort=0.2), THOROUGH: Limits()}
 #: Probability of a deadline's loss from which on its profiling run does not wait for the next cycle. Anything from 0.05 to 0.2 does.
 TOO_LIKELY = 0.1
 LARGEST_PROFILER = 4  #: a static profiler takes a quarter of the pool at most

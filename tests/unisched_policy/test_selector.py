@@ -22,7 +22,6 @@ from thesis_program import solve_plain
 
 NODE = 8
 PROOF = 240.0  #: seconds for the reference; all of these are proved in a few
-LEAST_OF_SMALL = 0.5  #: share of the optimum that is found in any case; a gang of a few is a large part of it
 
 
 def ints(*values: int) -> np.ndarray:
@@ -175,13 +174,13 @@ def largest_reward(problem: Problem) -> float:
 
 
 @given(problems)
-def test_what_is_called_optimal_is_within_one_per_cent_of_the_plain_program_and_every_bound_is_above_it(problem: Problem) -> None:
+def test_it_is_within_one_per_cent_of_the_plain_program_and_its_bound_is_above_it(problem: Problem) -> None:
     solution, plain = solve(problem), solve_plain(problem, PROOF)
     assert plain.optimal
     tolerance = 1e-6 * largest_reward(problem)  # CP-SAT's integers
-    least = 0.99 * plain.objective if solution.status == OPTIMAL else LEAST_OF_SMALL * plain.objective
-    assert least - tolerance <= solution.objective <= plain.objective + tolerance
+    assert 0.99 * plain.objective - tolerance <= solution.objective <= plain.objective + tolerance
     assert solution.bound >= plain.objective - tolerance
+    assert solution.status == OPTIMAL
 
 
 @given(larger_problems)
@@ -193,7 +192,7 @@ def test_an_answer_is_what_it_says(problem: Problem) -> None:
 @pytest.mark.parametrize("size", [(60, 24), (300, 64)], ids=["60 jobs", "300 jobs"])
 def test_a_larger_answer_is_what_it_says(size: tuple[int, int], seed: int) -> None:
     problem = random_problem(*size, seed)
-    assert_true(problem, solve(problem, Limits(cores=((200, 1.0),), nodes=20)))
+    assert_true(problem, solve(problem, Limits(exact=0, cores=((200, 1.0),), nodes=20)))
 
 
 @given(larger_problems)
@@ -217,7 +216,7 @@ def test_a_limit_ends_the_search_wherever_it_is(ticks: int) -> None:
 
 
 def test_iterations_that_are_used_up_are_no_timeout() -> None:
-    solution = solve(random_problem(300, 64, 1), Limits(gap=0.0, iterations=3, cores=()))
+    solution = solve(random_problem(300, 64, 1), Limits(gap=0.0, iterations=3, cores=(), exact=0))
     assert solution.status == FEASIBLE
     assert solution.seconds == 0.0
 
@@ -365,7 +364,7 @@ def test_far_deadlines_share_rows_and_the_answer_still_exists() -> None:
         for leases in rng.integers(1, 400, 60).tolist()
     ]
     problem = make_problem(jobs, 24)
-    solution = solve(problem, Limits(rows=24, cores=((200, 1.0),), nodes=20))
+    solution = solve(problem, Limits(rows=24, cores=((200, 1.0),), nodes=20, exact=0))
     assert solution.counts["rows"] <= 24 + 4
     used = np.zeros(4000, dtype=np.int64)
     for job, leases in enumerate(solution.leases):

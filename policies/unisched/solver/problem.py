@@ -128,6 +128,8 @@ class Limits:
     #: columns, and share of the room after slot 0 that may be planned; with a little less the gangs are easier to pack
     nodes: int = 200  #: of a core's branch and bound
     tries: int = 8  #: to make a schedule of a core's choice
+    exact: int = 1500  #: variables up to which a problem with too wide a gap is solved lease by lease; 0: never
+    exact_effort: float = 1.0  #: for that, in CP-SAT's deterministic time: about seconds, but counted in operations
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.gap < 1.0:
@@ -147,5 +149,5 @@ class Solution:
     gap: float  #: (bound - objective) / bound
     status: str
     seconds: float  #: by the clock of the limits
-    counts: dict[str, int] = field(default_factory=dict)  #: columns, rows, iterations, core, filled
-    phases: dict[str, float] = field(default_factory=dict)  #: seconds of columns, dual, greedy, core, fill
+    counts: dict[str, int] = field(default_factory=dict)  #: columns, rows, iterations, core, exact, filled
+    phases: dict[str, float] = field(default_factory=dict)  #: seconds of columns, dual, greedy, core, exact, fill

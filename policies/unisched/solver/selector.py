@@ -14,6 +14,7 @@ from ...arrays import Bools, Floats, Ints
 from .choices import NONE, Columns, make_columns
 from .core import choose, make_core
 from .dual import descend, evaluate
+from .exact import choose_exactly
 from .greedy import fill, realise, within_rows
 from .problem import FEASIBLE, OPTIMAL, TIMEOUT, Limits, Problem, Solution
 from .timetable import Schedule
@@ -99,6 +100,9 @@ def _search(search: _Search, multipliers: Floats) -> Floats:
         if search.done or search.over():
             return reduced
         _choose_core(search, reduced, size, share, limits.tries)
+    if not search.done and not search.over():
+        _exactly(search)
+        search.mark("exact")
     return reduced
 
 
@@ -116,6 +120,17 @@ def _choose_core(search: _Search, reduced: Floats, size: int, share: float, trie
     if found is not None:
         search.offer(found, reduced, tries)
     search.mark("core")
+
+
+def _exactly(search: _Search) -> None:
+    """Small problems, of which a single gang is more than the gap, lease by lease."""
+    found = choose_exactly(search.best, search.limits.exact, search.limits.gap / 2, search.limits.exact_effort, search.left)
+    if found is not None:
+        schedule, bound = found
+        search.bound = max(min(search.bound, bound), schedule.value, search.best.value)
+        if schedule.value > search.best.value:
+            search.best = schedule
+        search.counts["exact"] = 1
 
 
 def _ties(columns: Columns) -> Floats:
@@ -141,7 +156,7 @@ def _answer(problem: Problem, twins: Twins, search: _Search, schedule: Schedule,
     objective = schedule.value if twins.excess == 0.0 else _worth(problem, option, tier, now)
     bound = max(search.bound, objective)  # the same sum in another order may differ in the last digit
     counts = {
-        "columns": len(columns), "rows": len(columns.room), "iterations": 0, "core": 0, "alike": n - len(twins.problem),
+        "columns": len(columns), "rows": len(columns.room), "iterations": 0, "core": 0, "exact": 0, "alike": n - len(twins.problem),
         **search.counts,
     }  # fmt: skip
     return Solution(
