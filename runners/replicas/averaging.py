@@ -7,7 +7,7 @@ mean over the whole global batch, whoever computed which part of it. Replicas en
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -99,7 +99,7 @@ class ReplicaStep:
         self.optimizer.zero_grad(set_to_none=True)
         whole: set[nn.Parameter] = set()
 
-        def arrived(found: Iterable[nn.Parameter]) -> None:
+        def arrived(found: Sequence[nn.Parameter]) -> None:
             for each in found:
                 if each in before:
                     each.grad = before[each] if each.grad is None else each.grad.add_(before[each])
@@ -174,7 +174,8 @@ def _divided(todo: Sequence[range], most: int) -> list[Sequence[range]]:
 def _bundles(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
     """From the last parameter to the first, as their gradients come. They depend on the model alone, so they are those of all members."""
     found: list[list[nn.Parameter]] = []
-    size, kind = 0, None
+    size = 0
+    kind: torch.dtype | None = None
     for each in reversed(parameters):
         if not found or size > BUNDLE or _carrier(each.dtype) is not kind:
             found.append([])

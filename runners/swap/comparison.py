@@ -21,13 +21,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...engine.errors import UsageError
 from ..device.memory_ledger import tensors_in
-from ..device.metered import MeteredDevice
 from ..train.batches import Interrupted
 from .interception import Interception, Unit, hooked
 from .micro_batch import MicroBatch
 from .model_units import Finder, ParameterChanged, Seen, Units
 from .module_state import differing, equal, held_by, untouched
-from .swap_executor import SwapExecutor
+from .swap_executor import leads_back
 from .unit_call import Call, ComputesOtherwise, Leaked, NoUnit
 
 log = logging.getLogger(__name__)
@@ -190,11 +189,11 @@ class _Checked(Call):
 
 def through_units(units: Units, begin: Sequence[Begin]) -> _Found:
     """Compute the micro-batches side by side, each call as a part of its own."""
-    found, interception, varied = _Found(), Interception(units), units.varied
-    units.varied = True  # so that the last call is computed again too
+    found, interception = _Found(), Interception(units)
     batches = [make() for make in begin]
     try:
-        _EachCall(units, range(1, len(units)), MeteredDevice(1 << 60)).run(batches)
+        for together in [[batch] for batch in batches] if units.in_turn else [batches]:
+            _side_by_side(units, together)
         found.losses = [float(batch.loss) for batch in batches if batch.loss is not None]
         found.gradients = _gradients(units.model)
     except Leaked as error:
@@ -204,17 +203,37 @@ def through_units(units: Units, begin: Sequence[Begin]) -> _Found:
             raise
         raise UsageError(f"memory: the model fails where it is computed in parts ({said(error)}); write 'memory: {{swap: off}}'") from None
     finally:
-        units.varied = varied
+        for batch in batches:
+            batch.abandon()
         interception.close()
     return found
 
 
-class _EachCall(SwapExecutor):
-    call = _Checked
-
-
 def said(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def _side_by_side(units: Units, batches: Sequence[MicroBatch]) -> None:
+    for batch in batches:
+        batch.called, batch.last = partial(_noted, units, batch), len(units)
+        batch.until(-1)
+    while going := [batch for batch in batches if not batch.ended]:
+        wanted = [batch.wanted for batch in going if batch.wanted is not None]
+        forward = [part for part, back in wanted if not back]
+        turn = (min(forward), False) if forward else (max(part for part, _ in wanted), True)
+        for batch in going:
+            if batch.wanted == turn:
+                batch.until(turn[0])
+
+
+def _noted(units: Units, batch: MicroBatch, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    place = units.place_of(unit.name, batch.place)
+    batch.place = place + 1
+    batch.pause(place)
+    if not leads_back(unit, args, kwargs):
+        return unit.native(*args, **kwargs)
+    answer = _Checked(unit, batch, place, place).answer(args, kwargs)
+    return hooked(unit, args, kwargs, answer) if unit.module._forward_hooks else answer
 
 
 def compared(model: nn.Module, finder: Finder, begin: Sequence[Begin]) -> Units:

@@ -60,8 +60,6 @@ class Loaded:
 class SwapExecutor:
     """Steps of a model that is cut before the places ``cuts`` of its units' calls, on a device."""
 
-    call = Call
-
     def __init__(self, units: Units, cuts: Sequence[int], device: Device) -> None:
         self.units, self.device = units, device
         self.parts = list(itertools.pairwise([0, *cuts, len(units)]))
@@ -304,7 +302,7 @@ class SwapExecutor:
         if stays or not leads_back(unit, args, kwargs):
             return unit.native(*args, **kwargs)
         batch.lowest = part if batch.lowest is None else min(part, batch.lowest)
-        answer = self.call(unit, batch, part, batch.place - 1).answer(args, kwargs)
+        answer = Call(unit, batch, part, batch.place - 1).answer(args, kwargs)
         return hooked(unit, args, kwargs, answer) if unit.module._forward_hooks else answer
 
     def _part(self, batch: MicroBatch | _Turn, unit: Unit) -> int:

@@ -272,7 +272,7 @@ class SwappedStep:
             starts.append(rng.get_state())
         micro = self._computed(list(batches), starts, scales, arrived, lambda: None)
         rng.set_state(micro[-1].generators)
-        return [_finite(batch.told).item() for batch in micro if batch.told is not None]
+        return [float(_finite(batch.told)) for batch in micro if batch.told is not None]
 
     def move(self) -> None:
         self._optimize()
