@@ -18,7 +18,7 @@ from ...engine.protocol import Assignment, ReplicaGroup
 from ...engine.spec.model import Replicas, Stop
 from ..lease.rundir import REPLICAS
 from ..train import rng
-from ..train.batch_feeds import Source, State
+from ..train.batch_feeds import SampleSource, State
 from ..train.batches import Interrupted, Order
 from ..train.step import PartialStep, PlainStep
 from ..train.task import Task
@@ -53,7 +53,7 @@ class ReplicaTrainer(Trainer):
         host, _, port = assignment.rendezvous.rpartition(":")
         settings = Settings(
             group=word.group, lease=assignment.lease, index=index, host=host.strip("[]"), port=int(port), batch=replicas.global_batch,
-            least=replicas.min, quorum_timeout=replicas.quorum_timeout,
+            least=replicas.min, quorum_timeout=replicas.quorum_timeout, goodbye=min(5.0, assignment.grace / 4),
             state_bytes=3 * sum(each.numel() * each.element_size() for each in task.model.parameters()),
         )  # fmt: skip
         most = min(task.batch_size, replicas.global_batch)
@@ -64,7 +64,7 @@ class ReplicaTrainer(Trainer):
         task = dataclasses.replace(task, batch_size=replicas.global_batch)
         task.check(1)
         order = Order(len(task.train), task.batch_size, task.seed)
-        self.source = Source(task.train, task.augment, task.collate, task.seed, order)
+        self.source = SampleSource(task.train, task.augment, task.collate, task.seed, order)
         self.history, self.takers = "", tuple[int, ...]()
         self.agreed = False  #: all know that the target of the stopping rule is reached
         facts = _facts(task, stop)
@@ -75,6 +75,7 @@ class ReplicaTrainer(Trainer):
         except BaseException:
             self.group.close()
             raise
+        facts["optimizer"] = type(self.share.optimizer).__name__
         self.group.tell(facts=facts, step=self.step, history=self.history, last=self.takers)
 
     def close(self) -> None:
@@ -253,12 +254,12 @@ def _facts(task: Task, stop: Stop) -> dict[str, str]:
         model.update(f"{name} {tuple(parameter.shape)} {parameter.dtype} {parameter.requires_grad}".encode())
     data = hashlib.sha256()
     with rng.preserved():
-        for index in sorted({0, len(task.train) // 2, len(task.train) - 1}):
+        for index in sorted({(len(task.train) - 1) * part // 15 for part in range(16)}):
             rng.seed_host(index)
             _feed(data, task.train[index])
     return {
         "model": f"{type(task.model).__name__} {model.hexdigest()[:8]}",
-        "data": f"{len(task.train)} samples {data.hexdigest()[:8]}",
+        "samples": f"{len(task.train)} ({data.hexdigest()[:8]})",
         "global batch": str(task.batch_size),
         "seed": str(task.seed),
         "steps": str(task.steps(stop)),

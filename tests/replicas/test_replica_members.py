@@ -124,6 +124,16 @@ def test_one_that_trains_another_model_leaves_with_a_line_and_stops_nobody(tmp_p
         there.until_step(first, first.step + 2)
 
 
+def test_of_two_with_one_id_the_older_leaves_and_the_newer_trains(tmp_path: Path) -> None:
+    with world(tmp_path, counting(steps=600, pace=0.004)) as there:
+        (first,) = there.start(0)
+        there.until_step(first, 3)
+        older, newer = there.start(1, 1)
+        assert there.wait(older) == 2
+        assert "stoker: task 1 runs again as lease 3; this one, lease 2, is an old one" in older.log
+        there.until_step(newer, first.step + 2)  # one that leaves is not taken for one that has done all steps
+
+
 @pytest.mark.nightly
 def test_a_member_that_stood_still_is_left_behind_and_copies_the_state(tmp_path: Path) -> None:
     """As one whose link was cut: it is silent, and comes back with an older state."""
