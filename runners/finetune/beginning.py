@@ -146,12 +146,12 @@ class _Beginning:
                 self._keep(state)
                 together = {"step": offer.steps, "cost": offer.steps} if offer.part else {}
                 self._tell("joint" if together else "begun", offer, damaged=damaged, **together)
-                log.info("begins with %s (job %d, %s): %s", _what(offer), offer.job, offer.data, offer.why)
+                log.info("begins with %s: %s", _what(offer), offer.why)
                 return state
             refused[offer.job] = problem
             if offer.here and ("damaged" in problem or "no longer there" in problem):
                 damaged[offer.job] = problem
-            log.warning("does not begin with %s (job %d): %s", _what(offer), offer.job, problem)
+            log.warning("does not begin with %s: %s", _what(offer), problem)
         self._keep(State("none"))
         if refused or again:
             words = "; ".join(f"job {job}: {problem}" for job, problem in refused.items()) or "what it had begun with is lost"
@@ -299,4 +299,4 @@ class _Beginning:
 
 
 def _what(offer: AdapterOffer) -> str:
-    return f"its half of {offer.steps} steps together" if offer.part else "the adapter"
+    return f"its half of {offer.steps} steps with job {offer.job}" if offer.part else f"the adapter of job {offer.job} ({offer.data})"
