@@ -144,8 +144,7 @@ class _Beginning:
             if problem is None:
                 state = self._way(offer)
                 self._keep(state)
-                together = {"step": offer.steps, "cost": offer.steps} if offer.part else {}
-                self._tell("joint" if together else "begun", offer, damaged=damaged, **together)
+                self._tell("joint" if offer.part else "begun", offer, damaged=damaged, step=offer.steps, cost=offer.steps)
                 log.info("begins with %s: %s", _what(offer), offer.why)
                 return state
             refused[offer.job] = problem

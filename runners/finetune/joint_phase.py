@@ -91,7 +91,7 @@ def _own(saved: Mapping[str, Any], weights: Mapping[str, Any], task: Task) -> di
         groups.append({**group, "params": taken})
         left -= len(taken)
     state = {number: value for number, value in optimizer["state"].items() if number < count}
-    return {**saved, "model": weights, "samples": len(task.train), "optimizer": {"state": state, "param_groups": groups}}  # type: ignore[arg-type]
+    return {**saved, "model": weights, "samples": len(task.train), "optimizer": {"state": state, "param_groups": groups}}
 
 
 def _apart(task: Task, partner: int, why: str) -> bool:

@@ -52,7 +52,7 @@ class AnnealedOrder(Order):
         step, place = divmod(position, self.batch_size)
         return self.batch(step)[place]
 
-    def __reduce__(self) -> tuple[type[Order], tuple[Any, ...]]:  # type: ignore[override]
+    def __reduce__(self) -> tuple[type[Order], tuple[Any, ...]]:
         return AnnealedOrder, self._made
 
 
