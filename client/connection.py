@@ -15,6 +15,9 @@ from ..engine.errors import UsageError
 from ..engine.home import Home
 from . import following
 
+#: variables that decide where the daemon is, and whom it is to be trusted to be
+_DECIDE_WHERE = ("STOKER_URL", "STOKER_TOKEN", "STOKER_CA", "STOKER_HOME", "XDG_STATE_HOME", "HOME")
+
 
 class Connection:
     """One daemon: at ``url`` with a ``token``, or on the socket of ``home``; by default where STOKER_URL or STOKER_HOME say.
@@ -61,7 +64,7 @@ class Connection:
     @contextlib.contextmanager
     def _using(self) -> Iterator[Requests]:
         """A connection that nobody else uses, to where the daemon is now: a notebook may set STOKER_HOME at any time. Not a parent's."""
-        where = (os.getpid(), *(os.environ.get(name) for name in ("STOKER_URL", "STOKER_TOKEN", "STOKER_HOME", "XDG_STATE_HOME", "HOME")))
+        where = (os.getpid(), *map(os.environ.get, _DECIDE_WHERE))
         with self._lock:
             free = self._free.pop() if self._free else None
         if free is not None and free[0] != where:

@@ -94,6 +94,9 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     #: seconds without the daemon after which all its jobs are stopped, as the daemon says; None: some of them go on
     fence_after: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None
     pilot: Name | None = None  #: ENGINE/CLUSTER/JOB/HOST of the batch job that it is part of and ends with; None: of none
+    serves: Name | None = (
+        None  #: the daemon whose jobs are in its home, as that says (`Welcome.daemon`); None: nobody's, or it does not tell
+    )
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +111,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True):
     keeps_logs: bool = False  #: the daemon cannot read the runner's files: it takes the end of each log when a lease ends
     fence_after: float | None = None  #: seconds without an answer of the daemon after which jobs are stopped, None: they go on
     download: bool = False  #: whether jobs may fetch the backbones that they name
+    daemon: str | None = None  #: which one this is; None: its version does not tell
 
 
 class Poll(msgspec.Struct, frozen=True, kw_only=True):
@@ -401,30 +405,6 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stages: Annotated[list[PipelineStage], msgspec.Meta(min_length=1, max_length=100)]
 
 
-class PartTime(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece of a model in one direction, of one micro-batch (004 figs. 3-3 to 3-11); bytes as in the table `part_times`."""
-
-    part: Small
-    name: Name
-    direction: Literal["forward", "backward", "load", "out"]
-    seconds: Seconds
-    parameters: Count
-    gradients: Count
-    activations: Count
-    workspace: Count
-
-
-class PartTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """A profile of a model, or a stretch of it: all rows of some pieces."""
-
-    model: Words
-    signature: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  #: of the job that was profiled
-    device: Name
-    emulated: bool
-    parts: Small  #: pieces of the whole profile
-    rows: Annotated[list[PartTime], msgspec.Meta(min_length=1, max_length=MOST_VALUES)]
-
-
 class Begun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """With which adapter a job has begun, and whether it went on with it; told anew whenever that changes.
 
@@ -470,7 +450,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kept: Count | None = None  #: of that what it keeps while others have the turn
     speed: Speed | None = None  #: a measurement; such a record tells nothing else
     pipeline: Pipeline | None = None  #: a step of a tuner; such a record tells nothing else
-    part_times: PartTimes | None = None  #: a profile for swapping; such a record tells nothing else
     begun: Begun | None = None  #: such a record tells nothing else
     adapter: LeftAdapter | None = None  #: such a record tells nothing else
     at: Figure | None = None  #: when, by the boot clock of its host (s): what its runner goes by

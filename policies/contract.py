@@ -140,6 +140,7 @@ class Nodes:
     """Hosts of the pool."""
 
     id: Strings
+    leaves: Floats | None = None  #: when each is handed back (s since the epoch), inf: it is not known to be; None: none is
 
     def __len__(self) -> int:
         return len(self.id)

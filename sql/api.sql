@@ -404,6 +404,10 @@ LEFT JOIN (SELECT DISTINCT gpu_id FROM live_shares) h ON h.gpu_id = g.id
 GROUP BY ALL
 ORDER BY n.id
 
+-- name: identity
+-- By which runners tell this database from another one: when it was made.
+SELECT epoch_us(applied)::VARCHAR FROM migrations WHERE number = 1
+
 -- name: schedules
 -- Recurring jobs in force.
 SELECT id, name, cron, enabled, created_by, created_at, last_at FROM schedules WHERE enabled ORDER BY id

@@ -290,10 +290,6 @@ WHERE n.id = $1 AND j.finished_at IS NULL AND j.not_sent IS NOT NULL
 -- the newest event stays in any case, since numbering goes on from it.
 SELECT count(*), max(seq) FROM events WHERE epoch(ts) < $1 AND seq < (SELECT max(seq) FROM events)
 
--- name: old_part_times
--- Pieces from the $3-th on of the profile of a model ($1: signature) on a device ($2), which has so many now.
-DELETE FROM part_times WHERE signature = $1 AND device = $2 AND part >= $3
-
 -- name: own_adapters
 -- Those of the given adapters ($2) that are of the user of a job ($1): nobody else is believed.
 SELECT a.job_id FROM adapters a JOIN jobs j ON j.owner = a.owner WHERE j.id = $1 AND a.job_id IN (SELECT unnest($2::BIGINT[]))

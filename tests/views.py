@@ -6,14 +6,14 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 from stoker.engine.scheduling.guards import Actions, Evictions, Limits, protect, reconcile
 from stoker.engine.scheduling.plan_check import check, complete
-from stoker.policies.contract import Demand, Gpus, Jobs, Memory, Nodes, Phase, Plan, Policy, Profile, View
+from stoker.policies.contract import Demand, Gpus, Jobs, Memory, Need, Nodes, Phase, Plan, Policy, Profile, View
 from stoker.policies.placement.consolidated import Placement
 
 NOW = 1_000_000.0
@@ -81,6 +81,17 @@ def make_view(
     )
     hosts = Nodes(np.array([f"n{n}" for n in range(len(nodes))], dtype=object))
     return View(now, "default", make_jobs(jobs), gpus, hosts, profiles=profiles)
+
+
+def placed(view: View, only_on: Mapping[int, Sequence[int]], leaves: Sequence[float] | None = None) -> View:
+    """With jobs (ids) that may start on some nodes only, and with nodes that are handed back."""
+    allowed = [np.isin(np.arange(len(view.nodes)), list(nodes)) for nodes in only_on.values()]
+    need = view.jobs.gpu_memory.copy()
+    for number, job in enumerate(only_on, 1):
+        need[view.jobs.id == job] = -number
+    needs = tuple(Need(float(view.jobs.gpu_memory[need == -number][0]), nodes) for number, nodes in enumerate(allowed, 1))
+    nodes = replace(view.nodes, leaves=None if leaves is None else np.array(leaves))
+    return replace(view, jobs=replace(view.jobs, need=need if only_on else None), needs=needs, nodes=nodes)
 
 
 def make_jobs(jobs: Sequence[Job]) -> Jobs:

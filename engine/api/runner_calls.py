@@ -9,7 +9,7 @@ import msgspec
 from starlette.responses import Response
 
 from .. import protocol
-from ..errors import NotFound, Stale
+from ..errors import Conflict, NotFound, Stale
 from ..fleet import offers
 from ..fleet import registration as runners
 from ..fleet.places_told import drop_bundle, take_sent
@@ -34,6 +34,12 @@ async def hello(call: Call) -> Welcome:
     message = await call.message(Hello)
     if message.protocol == VERSION:  # of another one nothing counts but that
         offers.require(message)
+    ((daemon,),) = await call.read(call.daemon.store.rows, "api/identity")
+    if message.serves not in (None, daemon):
+        where = f"{message.home} on {message.host}"
+        raise Conflict(
+            f"runner {message.node}: the jobs in {where} are another daemon's: choose another --home, or look for the right --url"
+        )
     if message.fetch_at_most is not None:
         message = msgspec.structs.replace(message, fetch_at_most=call.daemon.config.runners.fetched_bytes)
     if message.fence_after is not None:
@@ -53,6 +59,7 @@ async def hello(call: Call) -> Welcome:
         input_memory=config.share.input_memory,
         download=config.backbones.download,
         fence_after=config.runners.fenced_after,
+        daemon=daemon,
     )
 
 

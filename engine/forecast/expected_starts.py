@@ -5,6 +5,8 @@ free, and holds them for its remaining time. GPUs become free when their job end
 policy may give them away then. Renewals, placement and later arrivals are left out, so the answer is an
 estimate, early for gangs in a fragmented pool. Where it rests on a job of unknown length it is NaN, and so it is for
 jobs behind one that waits for quarantined or drained GPUs to come back: whether they may pass it is the policy's affair.
+A job that may start on some nodes only, as these can read its checkpoint, waits for GPUs of those; a node that is handed back has none
+from then on.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...policies.contract import Floats, Ints, Phase, View
+from ...policies.contract import Bools, Floats, Ints, Phase, View, asked
 
 HORIZON = 30 * 86_400.0  #: seconds: what lies further ahead is not worth a figure
 
@@ -26,49 +28,79 @@ def estimate_starts(view: View, order: Sequence[int] | Ints, *, horizon: float =
     row_of = {job: row for row, job in enumerate(jobs.id.tolist())}
     rows = [row_of.get(job) for job in np.asarray(order, dtype=np.int64).tolist()]
     starts = np.full(len(rows), np.nan)
-    coming = _coming_free(view)
-    supply = sum(count for _, count in coming)
+    coming = _Coming(view)
     wanted, remaining = jobs.gpus_min.tolist(), jobs.remaining.tolist()
     sizes = np.sort(np.where(view.gpus.memory > 0, view.gpus.memory, np.inf))
     large_enough = (len(sizes) - np.searchsorted(sizes, jobs.gpu_memory)).tolist()  #: GPUs with the memory that a job needs
+    asks = jobs.asks.tolist()
     for position, row in enumerate(rows):
-        if row is None or wanted[row] > large_enough[row]:
+        if row is None or wanted[row] > (large_enough[row] if asks[row] >= 0 else int(view.suits(row).sum())):
             continue  # has left the view, or wants more than the pool has: holds up nobody
-        if wanted[row] > supply:
-            break  # waits for GPUs that are out of use, and nobody can tell until when it holds up those behind it
-        start = _take(coming, wanted[row])
-        if start > view.now + horizon:
-            break  # the earliest GPUs are taken in order, so nobody behind it starts within the horizon with as many
+        start, taken = coming.take(wanted[row], asked(asks[row], view.needs)[1])
+        if not start <= view.now + horizon:
+            # Waits for GPUs that are out of use, and nobody can tell until when it holds up those behind it; or for very long: the
+            # earliest GPUs are taken in order, so nobody behind it starts within the horizon with as many.
+            break
         starts[position] = start
         end = start + max(remaining[row], 0.0) if not math.isnan(remaining[row]) else math.inf
-        heapq.heappush(coming, (end, wanted[row]))
+        for node, count in taken.items():
+            coming.add(end, node, count)
     return starts
 
 
-def _coming_free(view: View) -> list[tuple[float, int]]:
-    """Heap of (time, GPUs that become free then); GPUs of a running job of unknown length never do, unless its lease ends."""
-    jobs, usable = view.jobs, view.gpus.usable
-    free = usable.copy()
-    coming: list[tuple[float, int]] = []
-    for row in np.flatnonzero(jobs.held).tolist():
-        gpus = jobs.allocation(row)
-        free[gpus] = False
-        left = 0.0 if jobs.phase[row] == Phase.STOPPING else float(jobs.remaining[row])
-        lease_end = math.inf if jobs.lease_end is None else float(jobs.lease_end[row])
-        end = min(math.inf if math.isnan(left) else view.now + max(left, 0.0), max(lease_end, view.now))
-        if count := int(usable[gpus].sum()):
-            coming.append((end, count))
-    coming.append((view.now, int(free.sum())))
-    heapq.heapify(coming)
-    return coming
+class _Coming:
+    """GPUs by the time at which they become free; those of a running job of unknown length never do, unless its lease ends.
 
+    Nodes are told apart where they differ.
+    """
 
-def _take(coming: list[tuple[float, int]], n: int) -> float:
-    """Take the ``n`` GPUs that are free first; the time at which the last of them is."""
-    while True:
-        time, count = heapq.heappop(coming)
-        if count >= n:
-            if count > n:
-                heapq.heappush(coming, (time, count - n))
-            return time
-        n -= count
+    def __init__(self, view: View) -> None:
+        jobs, usable, nodes = view.jobs, view.gpus.usable, view.nodes
+        apart = jobs.need is not None or nodes.leaves is not None
+        node_of = view.gpus.node if apart else np.zeros(len(view.gpus), dtype=np.int64)
+        self._leaves = [math.inf] * max(len(nodes), 1) if nodes.leaves is None else nodes.leaves.tolist()
+        self._heap: list[tuple[float, int, int]] = []  #: time, node, GPUs
+        free = usable.copy()
+        for row in np.flatnonzero(jobs.held).tolist():
+            gpus = jobs.allocation(row)
+            free[gpus] = False
+            left = 0.0 if jobs.phase[row] == Phase.STOPPING else float(jobs.remaining[row])
+            lease_end = math.inf if jobs.lease_end is None else float(jobs.lease_end[row])
+            end = min(math.inf if math.isnan(left) else view.now + max(left, 0.0), max(lease_end, view.now))
+            for node, count in enumerate(np.bincount(node_of[gpus[usable[gpus]]]).tolist()):
+                self.add(end, node, count)
+        for node, count in enumerate(np.bincount(node_of[free]).tolist()):
+            self.add(view.now, node, count)
+
+    def add(self, time: float, node: int, count: int) -> None:
+        if count and time < self._leaves[node]:
+            heapq.heappush(self._heap, (time, node, count))
+
+    def take(self, n: int, allowed: Bools | None) -> tuple[float, dict[int, int]]:
+        """Take the ``n`` GPUs that are free first; when the last of them is, and how many of each node. Infinity, and none: too few come.
+
+        ``allowed``: one a node, None: all.
+        """
+        beside: list[tuple[float, int, int]] = []
+        used: list[tuple[float, int, int]] = []
+        while self._heap and (lacking := n - sum(count for *_, count in used)):
+            time, node, count = heapq.heappop(self._heap)
+            if allowed is not None and not allowed[node]:
+                beside.append((time, node, count))
+                continue
+            if time >= min((self._leaves[other] for _, other, _ in used), default=math.inf):
+                used = [one for one in used if self._leaves[one[1]] > time]  # those nodes have left by then
+                lacking = n - sum(count for *_, count in used)
+            used.append((time, node, min(count, lacking)))
+            if count > lacking:
+                beside.append((time, node, count - lacking))
+        for entry in beside:
+            heapq.heappush(self._heap, entry)
+        if sum(count for *_, count in used) < n:
+            for entry in used:
+                heapq.heappush(self._heap, entry)
+            return math.inf, {}
+        taken: dict[int, int] = {}
+        for _, node, count in used:
+            taken[node] = taken.get(node, 0) + count
+        return used[-1][0] if used else math.inf, taken

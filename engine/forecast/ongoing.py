@@ -47,6 +47,21 @@ class Watched:
     until_deadline: Bools  #: until they end or their last deadline passes
 
 
+class _Leaving:
+    """Takes nodes out of a simulation when they are handed back."""
+
+    def __init__(self, leaves: Floats, now: float) -> None:
+        self._left = sorted(((max(at, now), node) for node, at in enumerate(leaves.tolist()) if math.isfinite(at)), reverse=True)
+
+    @property
+    def next_at(self) -> float:
+        return self._left[-1][0] if self._left else math.inf
+
+    def act(self, simulation: Simulation) -> None:
+        while self.next_at <= simulation.now:
+            simulation.take_out(self._left.pop()[1])
+
+
 @dataclass(frozen=True, slots=True)
 class _Pool(Cluster):
     """The GPUs of a View, with those that are out of use."""
@@ -153,7 +168,12 @@ class _Ongoing(Simulation):
         if coming is not None:
             workload = joined(workload, coming)
         truth = None if start_up is None else _Starts(workload, view.gpus, options, start_up)
-        super().__init__(workload, _Pool(gpus_of, (view.nodes, view.gpus)), policy, options, None, truth)
+        leaving = None if view.nodes.leaves is None else _Leaving(view.nodes.leaves, view.now)
+        super().__init__(workload, _Pool(gpus_of, (view.nodes, view.gpus)), policy, options, None, truth, leaving)
+        if view.jobs.need is not None and not self.table.places_move:
+            self.needs = tuple(view.needs)
+            self.table.place = np.full(len(workload), -1, dtype=np.int64)
+            self.table.place[: self._at_hand] = np.where(view.jobs.need < 0, -view.jobs.need - 1, -1)
         self._watched = watched
         self._cpu_until = cpu_until
         self.most_decisions = math.inf

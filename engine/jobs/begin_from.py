@@ -19,7 +19,7 @@ LEAST_JOINT_GAIN = 1.1  #: steps alone over those that a job needs, the common o
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class WeightSource:
     """A job with whose weights others would begin."""
 
     name: str  #: or number, as people are told
@@ -31,15 +31,15 @@ class Source:
     left: bool = False  #: an adapter of it is in the bank
 
 
-def sources_of(rows: Iterable[Sequence[Any]]) -> dict[int, Source]:
+def sources_of(rows: Iterable[Sequence[Any]]) -> dict[int, WeightSource]:
     """Of the query ``store/weight_sources``, by number."""
     return {
-        job: Source(str(job), msgspec.json.decode(spec, type=JobSpec), State(state), saved, begin_from, owner, left)
+        job: WeightSource(str(job), msgspec.json.decode(spec, type=JobSpec), State(state), saved, begin_from, owner, left)
         for job, spec, state, saved, begin_from, owner, left in rows
     }
 
 
-def objection(spec: JobSpec, source: Source) -> str | None:
+def objection(spec: JobSpec, source: WeightSource) -> str | None:
     """Why a job can never begin with those weights; None: it can, once there is a checkpoint. Whether tensors fit shows when it begins."""
     of, name = source.spec, f"job {source.name}"
     if of.command is not None:
@@ -55,7 +55,7 @@ def objection(spec: JobSpec, source: Source) -> str | None:
     return None
 
 
-def adapter_objection(spec: JobSpec, source: Source, user: str) -> str | None:
+def adapter_objection(spec: JobSpec, source: WeightSource, user: str) -> str | None:
     """Why a job can never begin with the adapter of that job; None: as far as is known it can, once that has ended."""
     of, name = source.spec, f"job {source.name}"
     if source.owner != user:
@@ -77,7 +77,7 @@ def adapter_objection(spec: JobSpec, source: Source, user: str) -> str | None:
     return None
 
 
-def partner_objection(spec: JobSpec, partner: Source, user: str) -> str | None:
+def partner_objection(spec: JobSpec, partner: WeightSource, user: str) -> str | None:
     """Why a job can never train its first steps together with that one, whose lease it would be; None: as far as is known it can."""
     of, name = partner.spec, f"job {partner.name}"
     if partner.state not in (State.SUBMITTED, State.PENDING) or partner.saved:
@@ -121,7 +121,7 @@ def not_together(
     return found
 
 
-def _objection_now(job: Source | None, source: Source | None, number: int) -> str | None:
+def _objection_now(job: WeightSource | None, source: WeightSource | None, number: int) -> str | None:
     if job is None or source is None or job is source:
         return "there is no such job" if job is not source else "that is itself"
     if job.spec.command is not None:

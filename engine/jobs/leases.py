@@ -12,8 +12,7 @@ import msgspec
 
 from ..adapters.stored_adapters import Beginning, choose
 from ..estimation.speeds import mix
-from ..spec.model import SERVES, JobSpec
-from ..spec.model import Stop as StopRule
+from ..spec.model import SERVES, JobSpec, Stop
 from ..store.transaction import Transaction
 from .moves import Move, move
 from .outcomes import SERVED_WELL, End, judge
@@ -118,7 +117,7 @@ def join(tx: Transaction, joined: Mapping[int, Join], actor: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class LeaseStop:
     """A lease is to end. ``reason`` is a word of `leases.stop_reason`."""
 
     lease: int
@@ -127,7 +126,7 @@ class Stop:
     for_job: int | None = None
 
 
-def stop(tx: Transaction, stops: Sequence[Stop]) -> None:
+def stop(tx: Transaction, stops: Sequence[LeaseStop]) -> None:
     """Tell live leases to stop. Those already stopping keep their reason, but a cancellation overrides it: it decides the job's fate.
 
     A lease that no runner has taken up yet is no exception: its runner may be starting it at this moment, so only
@@ -250,7 +249,7 @@ def _finished(spec: JobSpec, lease: Mapping[str, Any]) -> bool:
     return _met(spec.stop, lease["metric"]) or (lease["total_steps"] is not None and lease["step"] >= lease["total_steps"] - 1)
 
 
-def _met(stop: StopRule, value: float | None) -> bool:
+def _met(stop: Stop, value: float | None) -> bool:
     if stop.metric is None or stop.target is None or value is None:
         return False
     return value >= stop.target if stop.mode == "max" else value <= stop.target

@@ -17,7 +17,7 @@ from ..spec.check import MAX_EDGES, require_time
 from ..spec.model import SERVES, JobSpec, Submission, base_name
 from ..spec.same import differences
 from ..store.transaction import Transaction
-from .begin_from import Source, adapter_objection, objection, partner_objection, sources_of
+from .begin_from import WeightSource, adapter_objection, objection, partner_objection, sources_of
 from .states import FINAL, State
 
 
@@ -74,7 +74,7 @@ class _Context:
     pools: Pools
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     servers: set[int] = field(default_factory=set)  #: jobs that serve a model, as far as they were looked up
-    sources: dict[int, Source] = field(default_factory=dict)  #: jobs with whose weights others begin, as far as they were looked up
+    sources: dict[int, WeightSource] = field(default_factory=dict)  #: jobs with whose weights others begin, as far as they were looked up
     kept: dict[int | None, int | None] = field(default_factory=dict)  #: by signature, see `_kept`
 
     def add(self, table: str, row: dict[str, Any]) -> None:
@@ -281,10 +281,10 @@ def _source(
     known: Mapping[str, int],
     user: str,
     context: _Context,
-) -> tuple[int | str, Source]:
+) -> tuple[int | str, WeightSource]:
     """The job that ``word`` means to a new one: its number, or its name where it is of the same request. ``what``: field, its thing."""
     if word in own and word != spec.name:
-        return word, Source(word, own[word], State.PENDING, saved=False, owner=own[word].user or user)
+        return word, WeightSource(word, own[word], State.PENDING, saved=False, owner=own[word].user or user)
     jobs = (known[word],) if word in known else context.names.find(word, spec.user or user)
     if not jobs:
         near = nearest(word, own.keys() - {spec.name})
@@ -346,7 +346,7 @@ def _remember(spec: JobSpec, job: int, state: State, owner: str, now: float, con
     context.states[job] = state
     if spec.kind == SERVES:
         context.servers.add(job)
-    context.sources[job] = Source(str(job), spec, state, saved=False, owner=owner)
+    context.sources[job] = WeightSource(str(job), spec, state, saved=False, owner=owner)
     context.names.add(owner, spec.name, (job,))
     if spec.idempotency_key is not None:
         context.names.add(owner, spec.idempotency_key, (job,), is_key=True)

@@ -29,7 +29,7 @@ from ..forecast.expected_starts import estimate_starts
 from ..forecast.foretelling import LOOKS, Foretelling
 from ..forecast.trial import with_job
 from ..jobs.begin_from import not_together, planned
-from ..jobs.leases import Grant, Join, Stop
+from ..jobs.leases import Grant, Join, LeaseStop
 from ..json_rows import objects
 from ..spec.model import JobSpec
 from ..store.store import Committed, Store
@@ -338,7 +338,7 @@ class Scheduling:
             for start in actions.starts
         ]
         actor = f"policy:{state.setting.policy}"
-        stops = [Stop(int(seen.lease_id[row_of[job]]), reason, actor, for_job) for job, reason, for_job in actions.stops]
+        stops = [LeaseStop(int(seen.lease_id[row_of[job]]), reason, actor, for_job) for job, reason, for_job in actions.stops]
         renewals = put_off(seen)
         renewals.update(
             (int(seen.lease_id[row_of[job]]), lease_end)

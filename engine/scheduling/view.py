@@ -351,7 +351,9 @@ def _gpus(gpus: Columns, nodes: Columns, servers: Servers, now: float) -> tuple[
         warm=warm,
         warm_at=warm_at,
     )
-    return table, Nodes(id=names.astype(object))
+    leaves_at = dict(zip(nodes["id"], floats(nodes["leaves"], np.inf).tolist(), strict=True))
+    leaves = np.array([leaves_at.get(name, np.inf) for name in names], dtype=np.float64)
+    return table, Nodes(id=names.astype(object), leaves=leaves if np.isfinite(leaves).any() else None)
 
 
 def _rows_of_held(gpus: Array, held: Columns) -> tuple[Ints, Ints]:

@@ -208,7 +208,7 @@ class Training:
         job.ran += self._agenda.now - job.granted
         job.lease_end = math.inf
         job.speed = 0.0
-        if self._table.place is not None and job.left < job.work and job.number not in self.profiling:
+        if self._table.places_move and self._table.place is not None and job.left < job.work and job.number not in self.profiling:
             nodes = set(self._node[job.gpus].tolist())
             self._table.place[job.number] = nodes.pop() if len(nodes) == 1 else -1  # a gang over nodes would not run without a shared disk
         self.merging.follow(job)
@@ -237,6 +237,11 @@ class Training:
         if self._out_of_use:
             gpus = [gpu for gpu in gpus if gpu not in self._out_of_use]
         self._free.set(gpus, True)
+
+    def take_out(self, gpus: Iterable[int]) -> None:
+        """Their host leaves: nothing starts there any more. Who is there is to be suspended."""
+        self._out_of_use |= set(gpus)
+        self._free.set(list(gpus), False)
 
     def _part(self, number: int, gpus: list[int]) -> None:
         """It leaves GPUs that it shared, or some of which it did."""

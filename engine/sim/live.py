@@ -124,7 +124,7 @@ def _belief(jobs: LiveJobs) -> Floats:
 
 
 def _need(jobs: LiveJobs) -> Floats | None:
-    """Of who has left its checkpoint on a node minus the number of that, as the simulator numbers its needs."""
+    """Of whose checkpoint can be read on some nodes only minus the number of its need."""
     if jobs._table.place is None:
         return None
     place = jobs._table.place[jobs._rows]

@@ -87,7 +87,9 @@ class _Decided:
 class Control(Protocol):
     """Who may reconfigure a simulation on its way, such as AutoSched."""
 
-    next_at: float  #: when it next has its turn
+    @property
+    def next_at(self) -> float:
+        """When it next has its turn, inf: never again."""
 
     def act(self, simulation: Simulation) -> None: ...
 
@@ -462,6 +464,16 @@ class Simulation:
             if self._has_run_out(number):
                 self._suspend(number)
                 self.acted = True
+
+    def take_out(self, node: int) -> None:
+        """A node is handed back: who is there stops, and nothing starts there from now on."""
+        there = self.gpus.node == node
+        self.gpus = replace(self.gpus, usable=self.gpus.usable & ~there)
+        gone = set(np.flatnonzero(there).tolist())
+        self.training.take_out(gone)
+        for number in [number for number, job in self.table.at_hand.items() if job.phase == Phase.ACTIVE and not gone.isdisjoint(job.gpus)]:
+            self.training.suspend(self.table.of(number))
+        self.changed = True
 
     def _suspend(self, number: int) -> None:
         self.in_vain = 0 if self.training.suspend(self.table.of(number)) > 0 else self.in_vain + 1

@@ -64,7 +64,8 @@ class Table:
         self.deadline = workload.last_deadline()  #: one a job, inf: it has none
         self.gap = workload.most - workload.duration  #: work beyond its own end up to its maximum of iterations, one a job
         self.has_gaps = bool(self.gap.any())
-        #: by number the node that alone has the checkpoint of a job, -1: any may start it; None: all nodes share checkpoints
+        self.places_move = options.places == "node"  #: who is suspended has left its checkpoint where it was
+        #: of each job the number (from 0) of the need that says where its checkpoint can be read, -1: everywhere; None: everybody's can
         self.place: Ints | None = np.full(len(workload), -1, dtype=np.int64) if options.places == "node" else None
         self.ids: Ints | None = None  #: of all jobs, as views have them; None: their numbers
         self.at_hand: dict[int, Job] = {}  #: by number

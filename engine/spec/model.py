@@ -260,11 +260,6 @@ class Replicas(Block, frozen=True, kw_only=True, forbid_unknown_fields=True):
             yield "quorum_timeout", f"must be between 1s and 10m, not {self.quorum_timeout:g}s"
         if spec.reuse is not None or spec.pipeline is not None:
             yield "", "cannot go with reuse or pipeline, which read batches in an order of their own; remove one of them"
-        if spec.memory is not None:
-            yield (
-                "",
-                "cannot go with memory: a replica has its whole model on its GPU and computes batch_size samples at once; remove it",
-            )
         if spec.share is not None and (spec.share.gpu == "switched" or spec.share.input is not None):
             yield (
                 "",

@@ -48,7 +48,7 @@ from ..lease.endings import SMALLER
 from ..lease.rundir import RunDir
 from ..network.addresses import LOOPBACK, address_towards, require_own, with_free_port
 from ..network.heard import Heard
-from ..network.probe import own_place, shared_place
+from ..network.probe import own_place, serve, served, shared_place
 from ..old_files import KEEP_LOGS, KEEP_REPORTS, clean, keep_snapshots
 from ..runner_lock import held_lock
 from ..share.input_groups import InputGroups
@@ -129,6 +129,7 @@ class Agent:
                 say_untold(self.runs.values(), self.options.node)
                 return
             self._heard.begin(self._greeted_at, welcome.fence_after)
+            serve(self.options.home, welcome.daemon)
             self.warm.limit = welcome.warm_memory * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
             self._turns.kind = welcome.turn
             self._inputs.share = welcome.input_memory
@@ -273,6 +274,7 @@ class Agent:
             fence_after=0.0 if all(run.fences or run.phase in (Phase.WAITING, Phase.ENDED) for run in self.runs.values()) else None,
             leaves_in=None if self.options.until is None else max(self.options.until - identity.boot_clock(), 0.0),
             pilot=os.environ.get(ENV_PILOT) or None,
+            serves=served(self.options.home),
         )
 
     def _load(self) -> None:
@@ -436,9 +438,7 @@ class Agent:
     def _watch(self, welcome: Welcome, outbox: Outbox) -> None:
         """All periodic work."""
         now = time.monotonic()
-        if not self.handed_back and self._back.is_due(self._running()):
-            self.handed_back = True
-            self.wake()
+        self.handed_back = self.handed_back or self._back.is_due(self._running())
         for run in self.runs.values():
             if run.phase is Phase.ENDED and not run.settled:
                 with run.isolated():

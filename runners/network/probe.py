@@ -12,6 +12,7 @@ from ...engine.protocol import Assignment, PlaceTold, SharedPlace
 from ..lease.rundir import RunDir, checkpoints_of
 
 PROBE_FILE = "place"  #: file in which the name stands
+SERVES_FILE = "serves"  #: file that names the daemon that the runners of this home serve
 
 
 def own_place(home: Path) -> str:
@@ -27,6 +28,22 @@ def own_place(home: Path) -> str:
             os.link(made, probe)  # two runners may begin together
         made.unlink()
     return probe.read_text().strip()
+
+
+def served(home: Path) -> str | None:
+    """The daemon whose jobs are in a home that is not that daemon's own. Another one would take them for left-overs, and end them."""
+    if not os.environ.get("STOKER_URL") or next((home / "jobs").glob("*"), None) is None:
+        return None
+    with contextlib.suppress(OSError, ValueError):
+        return (home / SERVES_FILE).read_text().strip() or None
+    return None
+
+
+def serve(home: Path, daemon: str | None) -> None:
+    """From now on its jobs are in this home."""
+    if daemon is not None:
+        (made := home / f".{SERVES_FILE}.{os.getpid()}").write_text(f"{daemon}\n")
+        made.replace(home / SERVES_FILE)
 
 
 def shared_place(shared: SharedPlace) -> PlaceTold:

@@ -36,7 +36,7 @@ from . import late_dynamo, script
 if TYPE_CHECKING:
     import torch
 
-    from ..train.step import Step
+    from ..train.step import PartialStep, Step
     from ..train.task import Task
     from .ranks import Ranks
 
@@ -138,7 +138,17 @@ def _trained(assignment: Assignment, spec: JobSpec, ranks: Ranks) -> int:
         from ..replicas.replica_trainer import ReplicaTrainer, word_in
 
         where = word_in(Path(os.environ[ENV_RUN_DIR]), assignment)
-        done = ReplicaTrainer(task, spec.stop, script.checkpoint_dir(), ranks, spec.replicas, assignment, where, begin_from).run()
+        done = ReplicaTrainer(
+            task,
+            spec.stop,
+            script.checkpoint_dir(),
+            ranks,
+            spec.replicas,
+            assignment,
+            where,
+            begin_from,
+            _plain_or_swapped(spec, task, ranks),
+        ).run()
         if done:
             script.done()
         return 0 if done else PREEMPTED_EXIT
@@ -198,7 +208,7 @@ def _work(spec: JobSpec, task: Task, ranks: Ranks) -> Step | None:
     return ReplayedStep(step)
 
 
-def _plain_or_swapped(spec: JobSpec, task: Task, ranks: Ranks) -> Step | None:
+def _plain_or_swapped(spec: JobSpec, task: Task, ranks: Ranks) -> PartialStep | None:
     if spec.memory is None:
         if spec.share is None or spec.share.gpu != "switched":
             return None

@@ -16,7 +16,10 @@ WHERE r.fetch_at_most > 0 AND (
     EXISTS (
         FROM leases l JOIN workers w ON w.lease_id = l.id
         WHERE l.id = j.lease_id AND NOT coalesce(l.profile, false) AND l.stop_reason IS NULL AND w.state IN ('granted', 'starting')
-          AND w.node_id NOT IN (SELECT o.node FROM readers o WHERE o.job = r.job))
+          AND w.node_id NOT IN (SELECT o.node FROM readers o WHERE o.job = r.job)
+          AND (j.spec ->> '$.replicas.max' IS NULL OR NOT EXISTS (  -- one of a group that trains copies its state
+              SELECT 1 FROM jobs o JOIN metrics m ON m.lease_id = o.lease_id
+              WHERE o.array_id = j.array_id AND o.id <> j.id AND m.name = 'members')))
     OR (j.lease_id IS NULL AND r.handed_back AND NOT EXISTS (FROM readers o WHERE o.job = r.job AND NOT o.handed_back))
 )
 ORDER BY r.job

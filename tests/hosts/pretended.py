@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from stoker.engine.client import Client
+from stoker.engine.home import Home
 from waiting import until
 
 _INIT = (
@@ -122,6 +123,15 @@ class Host:
     def mend(self) -> None:
         _run("ip", "link", "set", self.link, "up")
 
+    def lose(self, other: Host) -> None:
+        """What it sends to the other one is lost without a word; what that sends arrives."""
+        _run(
+            "ip", "-n", self.namespace, "neigh", "replace", other.address, "lladdr", "02:00:00:00:00:01", "dev", "eth0", "nud", "permanent"
+        )
+
+    def find(self, other: Host) -> None:
+        _run("ip", "-n", self.namespace, "neigh", "del", other.address, "dev", "eth0")
+
     def die(self) -> None:
         """All processes of it at once."""
         assert self.init is not None
@@ -154,6 +164,10 @@ class Network:
         for number in range(1, count + 1):
             self.hosts.append(Host(self, number))
 
+    @staticmethod
+    def run(*argv: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        return _run(*argv, check=check)
+
     def up(self, *options: str, config: str = "") -> Client:
         """`stoker up` on h1; a client of it."""
         first = self.hosts[0]
@@ -162,7 +176,10 @@ class Network:
         until(lambda: first.stoker("status").returncode == 0, 60, says=first.said, alive=(process,), pause=0.5)
         admin = first.stoker("token", "create", "--role", "admin", "tests", "--json")
         self.token = first.stoker("token", "create", "--role", "runner", "runners").stdout.split()[-1]
-        self.client = Client(url=self.url, token=json.loads(admin.stdout)["token"])
+        if "--tls" in options:
+            self.url = self.url.replace("http:", "https:")
+            self.environment["STOKER_CA"] = str(first.home / "tls" / "ca.pem")  # all share one disk
+        self.client = Client(Home(first.home), self.url, json.loads(admin.stdout)["token"])
         return self.client
 
     def state(self, node: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ from afar import Clock, Daemon
 from e2e import SAVES, Jobs, RunnerProcess, command, end_workers, free_port, until
 from stoker.engine.fleet import registration
 from stoker.engine.home import Home
-from stoker.engine.jobs.leases import Stop, stop
+from stoker.engine.jobs.leases import LeaseStop, stop
 from stoker.engine.protocol import Report
 from stoker.engine.scheduling.view import snapshot
 from stoker.engine.spec.model import JobSpec
@@ -142,7 +143,7 @@ def test_what_saves_nothing_is_not_begun_where_it_could_not_end(daemon: Daemon, 
     lease = daemon.grant(first, "h1")
     daemon.tell("h1", lease, "running", clock.now)
     clock.now += 10
-    daemon.store.write(lambda tx, batch: [stop(tx, batch)], Stop(lease, "preempted", "test"))
+    daemon.store.write(lambda tx, batch: [stop(tx, batch)], LeaseStop(lease, "preempted", "test"))
     daemon.tell("h1", lease, "exited", clock.now, outcome="stopped")
     words = "takes 2h, saves nothing, and so is not begun on h1, which leaves in 59m"
     assert starts() == ({}, [(first, "leaving", words)])
@@ -150,6 +151,8 @@ def test_what_saves_nothing_is_not_begun_where_it_could_not_end(daemon: Daemon, 
     assert starts()[0] == {short: 1}
     daemon.join("h2")
     assert starts()[0] == {first: 1, short: 1}
+    with daemon.store.read() as con:  # forecasts know it too
+        assert snapshot(con, "default", clock.now).view.nodes.leaves.tolist() == [pytest.approx(1_800_003_600.0), math.inf]
     other = daemon.grant(first, "h2")  # the next ones like it may go anywhere once one has saved
     daemon.tell("h2", other, "running", clock.now)
     daemon.tell("h2", other, "exited", clock.now, outcome="stopped", saved=10)

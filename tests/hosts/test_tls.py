@@ -91,7 +91,7 @@ def test_runners_and_clients_reach_a_daemon_that_they_trust(
 def test_who_shows_no_token_is_closed_over_tls_too(tls: Path, start_daemon: Callable[..., DaemonProcess]) -> None:
     """Before its handshake, during it, after it: whatever it says, and nobody else is kept waiting."""
     port, (cert, key) = free_port(), own(tls)
-    soon = "from stoker.engine.api import connections\nconnections.TOKEN_WITHIN = 1.5\nconnections.LOOK = 0.1"
+    soon = "from stoker.engine.api import connections\nconnections.TOKEN_WITHIN = 1.5\nconnections.LOOK_SECONDS = 0.1"
     daemon = start_daemon("--tcp", f"127.0.0.1:{port}", "--tls-cert", str(cert), "--tls-key", str(key), changes=soon)
     anybody = ssl.create_default_context(cafile=tls / "ca.pem")
     with contextlib.ExitStack() as at_end:

@@ -1,13 +1,15 @@
-"""Hosts that lack what a job needs to start, and pools whose runners have yet to come."""
+"""Hosts that lack what a job needs to start, pools whose runners have yet to come, runners that may not serve."""
 
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from afar import Daemon
-from e2e import Jobs, command, until
+from e2e import DaemonProcess, Jobs, RunnerProcess, command, end_workers, free_port, until
 from stoker.engine.errors import UsageError
 from stoker.engine.fleet import registration
 from stoker.engine.fleet.registration import NodeChange
@@ -121,3 +123,59 @@ def test_a_pool_may_be_named_before_its_runners_join(start_daemon, start_runner,
     assert "no runner has joined pool slurm yet" in summary
     start_runner("pilot", 1, "--pool", "slurm")
     assert jobs.ended(job)["state"] == "completed"
+
+
+def test_a_runner_that_is_sent_to_another_daemon_leaves_its_jobs_alone(start_daemon: Callable[..., DaemonProcess], tmp_path: Path) -> None:
+    ports = [free_port(), free_port()]
+    daemon = start_daemon("--tcp", f"127.0.0.1:{ports[0]}")
+    (far := Home(tmp_path / "far")).create()
+    other = DaemonProcess(Home(tmp_path / "other").create(), "--tcp", f"127.0.0.1:{ports[1]}")
+    try:
+        clients = [daemon.client(), other.start()]
+        environments = [
+            {
+                "STOKER_URL": f"http://127.0.0.1:{port}",
+                "STOKER_TOKEN": client.post("/v1/tokens", {"name": "far", "role": "runner"})["token"],
+            }
+            for port, client in zip(ports, clients, strict=True)
+        ]
+        runner = RunnerProcess(far, "far", 1, env=environments[0])
+        runner.start(clients[0])
+        jobs = Jobs(clients[0])
+        job = jobs.shell("waits", "until [ -e go ]; do sleep 0.05; done", workdir=str(tmp_path))
+        until(lambda: jobs.state(job) == "running")
+        runner.kill()
+        wrong = RunnerProcess(far, "far", 1, env=environments[1])
+        wrong.launch()
+        assert wrong.process is not None and wrong.process.wait(60) == 4
+        wrong.end()
+        assert f"the jobs in {far.path} on " in wrong.said() and "are another daemon's: choose another --home" in wrong.said()
+        assert clients[1].get("/v1/runners")["runners"] == []
+        runner.start(clients[0])
+        (tmp_path / "go").touch()
+        assert jobs.ended(job)["state"] == "completed" and len(clients[0].get(f"/v1/jobs/{job}")["leases"]) == 1
+        runner.end()
+        shutil.rmtree(far.path / "jobs")  # nothing is left that is somebody else's
+        wrong.start(clients[1])
+        wrong.end()
+    finally:
+        end_workers(far)
+        other.end()
+
+
+@pytest.mark.parametrize("role", ["read", "submit"])
+def test_a_token_of_another_role_is_refused_before_anything_has_begun(
+    start_daemon: Callable[..., DaemonProcess], tmp_path: Path, role: str
+) -> None:
+    port = free_port()
+    client = start_daemon("--tcp", f"127.0.0.1:{port}").client()
+    token = client.post("/v1/tokens", {"name": role, "role": role})["token"]
+    (far := Home(tmp_path / "far")).create()
+    runner = RunnerProcess(far, "far", 1, env={"STOKER_URL": f"http://127.0.0.1:{port}", "STOKER_TOKEN": token})
+    try:
+        runner.launch()
+        assert runner.process is not None and runner.process.wait(60) == 5
+        assert f"this needs role runner: token '{role}' has role {role}" in runner.said() and "Traceback" not in runner.said()
+        assert client.get("/v1/runners")["runners"] == []
+    finally:
+        runner.end()

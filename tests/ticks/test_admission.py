@@ -36,7 +36,7 @@ from stoker.engine.spec.model import Demand, JobSpec, Share, Tier
 from stoker.policies import registry
 from stoker.policies.contract import Phase, Plan, Profile, View
 from stoker.policies.estimate.throughput import Throughput
-from views import NOW, Job, make_view, views
+from views import NOW, Job, make_view, placed, views
 from waiting import patient
 
 NOTHING = Finished([], np.zeros(0), np.zeros(0))
@@ -66,6 +66,17 @@ def said(view: View, **columns: Any) -> Known:
 
 
 class TestFromTheMiddle:
+    def test_places_and_nodes_that_leave(self) -> None:
+        jobs = [Job(1, held=(0,), remaining=100), Job(2, remaining=30)]
+        view = make_view([1, 1], jobs)
+        options = Options(costs=Costs())
+        assert ends(view, options=options) == [100, 30]
+        assert ends(placed(view, {2: [0]}), options=options) == [100, 130]
+        left = ends(placed(view, {}, [NOW + 10, math.inf]), options=options)
+        assert left == [120, 30]  # stopped at 10 s, it goes on when the other node is free
+        assert np.isnan(ends(placed(view, {2: [0]}, [NOW + 10, math.inf]), options=options)[1])
+        assert ends(placed(make_view([1, 1], jobs[1:]), {2: [0]}, [NOW + 40, math.inf]), options=options) == [30]
+
     def test_worked_example(self) -> None:
         jobs = [
             Job(1, held=(0,), remaining=100),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from stoker.engine.forecast.expected_starts import HORIZON, estimate_starts
 from stoker.policies.contract import Phase
-from views import NOW, Job, make_view, views
+from views import NOW, Job, make_view, placed, views
 
 
 def forecast(view, order):
@@ -44,6 +44,28 @@ def test_a_lease_that_ends_before_its_job_sets_gpus_free():
         *(Job(n, remaining=500) for n in range(5, 9)),
     ]
     assert forecast(make_view([4], jobs), [5, 6, 7, 8]) == [0, 20, 30, 40]
+
+
+def test_who_may_start_on_some_nodes_only_waits_for_these():
+    jobs = [Job(1, held=(0,), remaining=100), Job(2, remaining=10), Job(3, gpus=2, remaining=5), Job(4)]
+    view = make_view([1, 2], jobs)
+    assert forecast(view, [2, 3, 4]) == [0, 10, 15]
+    assert forecast(placed(view, {2: [0]}), [2, 3, 4]) == [100, 0, 5]
+    assert forecast(placed(view, {2: [1], 3: [0, 1]}), [2, 3, 4]) == [0, 10, 15]
+    out_of_use = make_view([1, 2], jobs, unusable=[0])
+    assert np.isnan(forecast(placed(out_of_use, {2: [0]}), [2, 3, 4])).all()  # its host does not serve, and may come back
+    assert forecast(placed(view, {2: []}), [2, 3, 4])[1:] == [0, 5]  # nobody can send it
+
+
+def test_nothing_starts_on_a_node_that_has_left_by_then():
+    jobs = [Job(1, held=(0,), remaining=100), Job(2, held=(1,), remaining=300), Job(3, remaining=50), Job(4, gpus=2, remaining=10)]
+    view = make_view([1, 1], jobs)
+    assert forecast(view, [3, 4]) == [100, 300]
+    assert forecast(placed(view, {}, [NOW + 101, math.inf]), [3])[0] == 100
+    assert forecast(placed(view, {}, [NOW + 100, math.inf]), [3])[0] == 300  # it leaves when it would be free
+    assert math.isnan(forecast(placed(view, {}, [NOW + 101, math.inf]), [4])[0])  # never two at a time
+    assert forecast(placed(view, {}, [NOW + 301, math.inf]), [4])[0] == 300
+    assert math.isnan(forecast(placed(view, {3: [0]}, [NOW + 50, math.inf]), [3])[0])
 
 
 def test_what_the_pool_cannot_hold_holds_up_nobody():

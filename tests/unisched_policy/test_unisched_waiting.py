@@ -22,7 +22,7 @@ from stoker.policies.unisched.roles import Roles, roles_of
 from stoker.policies.unisched.solver.problem import Problem
 from stoker.policies.unisched.solver.selector import solve
 from thesis_program import solve_plain
-from views import NOW, Job, Kept, given, make_view, reasons, views
+from views import NOW, Job, Kept, given, make_view, placed, reasons, views
 
 HOUR = 3600.0
 END = 1_000_200.0  #: of the cycle that NOW is in
@@ -53,6 +53,14 @@ def asked(view: View, **config: Any) -> Problem:
 
 
 # Worked out by hand
+
+
+def test_who_may_start_on_one_node_only_gets_it_and_others_move():
+    """Its checkpoint lies there, and the solver counts GPUs of the pool: whoever else is there at the end of a lease makes room."""
+    for other in ({"held": (0,), "lease_end": NOW}, {}):  # renewed, and beginning
+        for hours in (0.1, 3.0):
+            view = placed(make_view([1, 1], [best_effort(1, 2.0, **other), best_effort(2, hours)]), {2: [0]})
+            assert given(plan(view)) == {1: (1,), 2: (0,)}, (other, hours)
 
 
 def test_a_deadline_is_kept_until_others_wait_longer_for_it_than_it_is_worth():
