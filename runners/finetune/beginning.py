@@ -144,16 +144,13 @@ class _Beginning:
             if problem is None:
                 state = self._way(offer)
                 self._keep(state)
-                if offer.part:
-                    self._tell("joint", offer, damaged=damaged, step=offer.steps, cost=offer.steps)
-                else:
-                    self._tell("begun", offer, damaged=damaged)
-                log.info("begins with %s (job %d, %s): %s", _what(offer), offer.job, offer.data, offer.why)
+                self._tell("joint" if offer.part else "begun", offer, damaged=damaged, step=offer.steps, cost=offer.steps)
+                log.info("begins with %s: %s", _what(offer), offer.why)
                 return state
             refused[offer.job] = problem
             if offer.here and ("damaged" in problem or "no longer there" in problem):
                 damaged[offer.job] = problem
-            log.warning("does not begin with %s (job %d): %s", _what(offer), offer.job, problem)
+            log.warning("does not begin with %s: %s", _what(offer), problem)
         self._keep(State("none"))
         if refused or again:
             words = "; ".join(f"job {job}: {problem}" for job, problem in refused.items()) or "what it had begun with is lost"
@@ -301,4 +298,4 @@ class _Beginning:
 
 
 def _what(offer: AdapterOffer) -> str:
-    return f"its half of {offer.steps} steps together" if offer.part else "the adapter"
+    return f"its half of {offer.steps} steps with job {offer.job}" if offer.part else f"the adapter of job {offer.job} ({offer.data})"
