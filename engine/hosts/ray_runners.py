@@ -98,7 +98,7 @@ class Keeper:
             elif self._token.exists():
                 try:
                     pause = FIRST_PAUSE if self._start() else min(2 * pause, LONGEST_PAUSE)
-                except OSError as error:
+                except (OSError, Conflict) as error:
                     self.said, pause = f"{type(error).__name__}: {error}", min(2 * pause, LONGEST_PAUSE)
 
     def _start(self) -> bool:

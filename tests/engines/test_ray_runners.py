@@ -17,6 +17,7 @@ from e2e import DaemonProcess, Jobs, Said, command, end_workers, free_port, unti
 from ray_here import RayCluster
 from stoker.engine.client import Client
 from stoker.engine.home import Home
+from stoker.engine.hosts.certificates import make_own, own
 
 pytestmark = [pytest.mark.nightly, pytest.mark.xdist_group("ray"), pytest.mark.filterwarnings("ignore")]
 
@@ -66,10 +67,12 @@ class Site:
 
 @pytest.fixture
 def site(cluster: RayCluster, home: Home, start_daemon: Callable[..., DaemonProcess]) -> Iterator[Site]:
-    port = free_port()
-    client = start_daemon("--tcp", f"127.0.0.1:{port}").client()
+    """Over TLS: actors give their runners the authority that the home trusts."""
+    port, (cert, key) = free_port(), own(home.tls)
+    make_own(home.tls, ["127.0.0.1"])
+    client = start_daemon("--tcp", f"127.0.0.1:{port}", "--tls-cert", str(cert), "--tls-key", str(key)).client()
     token = client.post("/v1/tokens", {"name": "nodes", "role": "runner"})["token"]
-    found = Site(cluster, home, client, f"http://127.0.0.1:{port}", token)
+    found = Site(cluster, home, client, f"https://127.0.0.1:{port}", token)
     try:
         yield found
     finally:

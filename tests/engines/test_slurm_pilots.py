@@ -16,6 +16,7 @@ from e2e import SAVES, DaemonProcess, Jobs, Said, command, end_workers, free_por
 from slurm_here import Slurm
 from stoker.engine.client import Client
 from stoker.engine.home import Home
+from stoker.engine.hosts.certificates import make_own, own
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 pytestmark = pytest.mark.xdist_group("slurm")
@@ -86,10 +87,12 @@ def site(slurm: Slurm, home: Home, start_daemon: Callable[..., DaemonProcess]) -
 
 @contextmanager
 def begun(slurm: Slurm, home: Home, start_daemon: Callable[..., DaemonProcess]) -> Iterator[Site]:
-    port = free_port()
-    client = start_daemon("--tcp", f"127.0.0.1:{port}", changes=QUICK).client()
+    """Over TLS: pilots trust the authority that the home trusts from which they are handed in."""
+    port, (cert, key) = free_port(), own(home.tls)
+    make_own(home.tls, ["127.0.0.1"])
+    client = start_daemon("--tcp", f"127.0.0.1:{port}", "--tls-cert", str(cert), "--tls-key", str(key), changes=QUICK).client()
     token = client.post("/v1/tokens", {"name": "pilots", "role": "runner"})["token"]
-    found = Site(slurm, home, client, f"http://127.0.0.1:{port}", token)
+    found = Site(slurm, home, client, f"https://127.0.0.1:{port}", token)
     try:
         yield found
     finally:
