@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,8 @@ import pytest
 import torch
 from e2e import DaemonProcess, Jobs, RunnerProcess, command, until
 from stoker.engine.home import Home
+from stoker.runners.lease import processes
 from stoker.runners.train.checkpoint import Checkpoints
-from test_beginnings_live import kill_worker
 from tiny_models import same
 
 pytestmark = [pytest.mark.nightly, pytest.mark.xdist_group("tiny models")]  # by day in this process: test_recipes_on_directories.py
@@ -46,7 +48,9 @@ def test_a_killed_job_ends_with_the_bits_of_one_that_was_left_alone(
     for name, spec in kinds.items():
         killed, whole = jobs.submit_all({"name": f"{name}-killed", **common, **spec}, {"name": f"{name}-whole", **common, **spec})
         until(lambda job=killed: jobs.sql(f"FROM progress WHERE job_id = {job} AND checkpoint_step BETWEEN 20 AND {STEPS - 50}"))
-        kill_worker(jobs, killed)
+        ((supervisor,),) = jobs.sql(f"SELECT w.pid FROM workers w JOIN jobs j ON j.lease_id = w.lease_id WHERE j.id = {killed}")
+        for process in processes.descendants(supervisor, processes.table()):
+            os.kill(process.pid, signal.SIGKILL)
         rows = [jobs.ended(job) for job in (whole, killed)]
         assert [(row["state"], row["failures"]) for row in rows] == [("completed", 0), ("completed", 1)], rows
         assert "resumed at step" in (jobs.run_dir(killed) / "output.log").read_text()
