@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 # Of the tests. They wait for much, so that there may be more of them than cores.
-WORKERS ?= 3
+WORKERS ?= 4
 
 .PHONY: demo quick test nightly lint check clean
 

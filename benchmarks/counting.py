@@ -48,3 +48,19 @@ def build(
         model=Counts(samples, start), train=Ones(samples), loss=loss, batch_size=batch, seed=seed, checkpoint_every=5,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=float(batch_of_step)),
     )  # fmt: skip
+
+
+def deep(pace: float = 0.0) -> Task:
+    """A model of some layers that draws, so that it can be swapped; ``pace``: seconds of a batch."""
+
+    def loss(model: nn.Module, index: torch.Tensor) -> torch.Tensor:
+        time.sleep(pace)
+        return (model(rows[index]) - rows[index]).square().mean()
+
+    torch.manual_seed(0)
+    rows = torch.randn(64, 32)
+    blocks = [nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Dropout(0.1)) for _ in range(6)]
+    return Task(
+        model=nn.Sequential(*blocks), train=Ones(64), loss=loss, batch_size=4, checkpoint_every=5,
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
+    )  # fmt: skip

@@ -60,17 +60,7 @@ class Storm:
 def run_replicas(home: Path, steps: int, members: int, storm: Storm) -> dict[str, Any]:
     everyone: list[Member] = []
     with world(home, counting(least=2, most=members, steps=steps, timeout=TIMEOUT, pace=PACE, batch=BATCH)) as there:
-        everyone += there.start(*range(members))
-        while not any(ended(member) for member in there.members):
-            step = max((member.step for member in there.members), default=0)
-            if (event := storm.due(step)) is not None:
-                _happen(there, event, storm.draw)
-            present = {member.index for member in there.members}
-            if missing := [index for index in range(members) if index not in present]:
-                everyone += there.start(missing[0])
-            time.sleep(0.02)
-        last = list(there.members)
-        codes = [there.wait(member, 120.0) for member in last]
+        last, codes = survive(there, members, storm, everyone)
     reached = sorted((report["ts"], report["step"]) for member in everyone for report in member.reports)
     weights = [member.weights for member in last if f"finished at step {steps}" in member.log]
     used = [round(value) for value in _used(last)]
@@ -79,6 +69,21 @@ def run_replicas(home: Path, steps: int, members: int, storm: Storm) -> dict[str
         "way": "replicas", "steps": steps, "events": len(storm.times), "wrong": sum(not passes - 1 < count < passes + 1 for count in used),
         "batches": BATCH, "alike": weights.count(weights[0]), "ended": len(weights), "failed": sum(code != 0 for code in codes),
     } | _pace(reached, storm.times)  # fmt: skip
+
+
+def survive(there: World, members: int, storm: Storm, everyone: list[Member]) -> tuple[list[Member], list[int]]:
+    """Train through the storm: those who were there at the end, and their exit codes. ``everyone`` who ever was is put into that list."""
+    everyone += there.start(*range(members))
+    while not any(ended(member) for member in there.members):
+        step = max((member.step for member in there.members), default=0)
+        if (event := storm.due(step)) is not None:
+            _happen(there, event, storm.draw)
+        present = {member.index for member in there.members}
+        if missing := [index for index in range(members) if index not in present]:
+            everyone += there.start(missing[0])
+        time.sleep(0.02)
+    last = list(there.members)
+    return last, [there.wait(member, 120.0) for member in last]
 
 
 def ended(member: Member) -> bool:

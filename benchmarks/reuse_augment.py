@@ -23,7 +23,7 @@ from common import arguments, machine, progress, show
 from PIL import Image
 from stoker.engine.spec.model import PipelineOptions, Reuse
 from stoker.runners.recipes.jpegs import Sample, load
-from stoker.runners.train.batch_feeds import ReuseFeed, Source
+from stoker.runners.train.batch_feeds import ReuseFeed, SampleSource
 from stoker.runners.train.batches import Order
 from stoker.runners.train.feed_choice import Loading
 from stoker.runners.train.piped import Plan
@@ -103,7 +103,7 @@ def _cpu() -> float:
 def measured(way: str, augment: Callable[[Sample], Sample], warm: int, steps: int) -> dict[str, Any]:
     images = load(SIDE)
     order = Order(len(images), BATCH, seed=1)
-    loading = Loading(Source(images, augment, default_collate, 1, order), order, 0, 1, Reuse(repeat=REPEAT), WAYS[way])
+    loading = Loading(SampleSource(images, augment, default_collate, 1, order), order, 0, 1, Reuse(repeat=REPEAT), WAYS[way])
     with patch.object(Plan, "follows_a_buffer", way.startswith("all")):
         feed = loading.reused()
     try:

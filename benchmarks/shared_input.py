@@ -35,7 +35,7 @@ def child(place: str, number: int, jobs: int, steps: int, params: dict[str, Any]
     from stoker.engine.spec.model import Stop
     from stoker.runners.recipes import find
     from stoker.runners.share.input_groups import InputGroup
-    from stoker.runners.train.batch_feeds import Source
+    from stoker.runners.train.batch_feeds import SampleSource
     from stoker.runners.train.trainer import Trainer
     from stoker.runners.worker.ranks import Ranks
 
@@ -55,7 +55,7 @@ def child(place: str, number: int, jobs: int, steps: int, params: dict[str, Any]
         return call
 
     for name in ("decode", "augmented", "collated"):
-        setattr(Source, name, timed(getattr(Source, name)))
+        setattr(SampleSource, name, timed(getattr(SampleSource, name)))
     recipe = find("jpeg-cnn")
     given = {**params, "lr": 0.01 * (number + 1), "batch_size": 32, "eval_every": 0, "checkpoint_every": 0}
     task = dataclasses.replace(recipe.load()(**recipe.resolve(given, None)), evaluate=None)

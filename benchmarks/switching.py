@@ -33,12 +33,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 from common import Daemon, arguments, machine, progress, show, submission
-from stoker.engine.client import Client
 from stoker.engine.spec.model import JobSpec, Share, Stop
 from stoker.runners.lease import processes
 from stoker.runners.lease.rundir import RunDir
@@ -162,39 +161,54 @@ def row(mode: str, training: str, load: str, found: dict[str, Any], pace: float)
 
 
 def migrations(number: int) -> list[dict[str, Any]]:
-    """Of a job that is held, while another one takes the slot that it had, and released."""
-    rows = []
-    for start in ("auto", "off"):
-        with Daemon() as daemon:
-            daemon.home.config.write_text('[policy]\nname = "switchflow"\n[guards]\nmin_run_time = 0.0\n')
-            daemon.start()
-            daemon.start_runner(2)
-            client, moved = daemon.client(), []
+    """Of a job that is held, while another one takes the slot that it had, and released when the other slot is free."""
+    return [_migrations(number, start) for start in ("auto", "off")]
 
-            def send(spec: JobSpec, client: Client = client) -> None:
-                client.post_raw("/v1/jobs", msgspec.json.encode(submission(spec)))
 
-            share, stop = Share(gpu="switched"), Stop(iterations=1_000_000)
-            send(JobSpec(name="moves", recipe="digits-cnn", share=share, stop=stop, warm=start, params={"eval_every": 0}))  # type: ignore[arg-type]
-            for turn in range(number):
-                progress(f"migration, warm: {start}, {turn + 1} of {number}")
-                lease = _trains(daemon, turn)
-                client.post("/v1/jobs/moves/hold", {})
-                gone = f"SELECT epoch(ended_at - stop_at) FROM leases WHERE id = {lease[0]} AND ended_at IS NOT NULL"
-                daemon.wait_for("it stops", lambda gone=gone: bool(daemon.query(gone)))  # type: ignore[misc]
-                send(JobSpec(name=f"in-its-place-{turn}", command=("sleep", "600"), share=Share(gpu="exclusive")))
-                taken = f"SELECT 1 FROM jobs WHERE name = 'in-its-place-{turn}' AND state = 'running'"
-                daemon.wait_for("its slot is taken", lambda taken=taken: bool(daemon.query(taken)))  # type: ignore[misc]
-                client.post("/v1/jobs/moves/release", {})
-                _, gpu, begun = _trains(daemon, turn + 1)
-                if gpu == lease[1]:
-                    raise SystemExit(f"it should have moved from {gpu}")
-                client.post(f"/v1/jobs/in-its-place-{turn}/cancel", {})
-                moved.append((float(daemon.query(gone)[0][0]), begun))
-        stops, starts = np.array(moved).T
-        rows.append({"start": {"auto": "warm", "off": "cold"}[start], "migrations": number, "to leave s": float(np.median(stops)),
-                     "to its first step there s": float(np.median(starts)), "in all s": float(np.median(stops + starts))})  # fmt: skip
-    return rows
+def _migrations(number: int, start: Literal["auto", "off"]) -> dict[str, Any]:
+    moved = []
+    with Daemon() as daemon:
+        daemon.home.config.write_text('[policy]\nname = "switchflow"\n[guards]\nmin_run_time = 0.0\n')
+        daemon.start()
+        daemon.start_runner(2)
+        client = daemon.client()
+
+        def send(job: JobSpec) -> None:
+            client.post_raw("/v1/jobs", msgspec.json.encode(submission(job)))
+
+        def block(name: str) -> None:
+            """A job that has a slot alone."""
+            send(JobSpec(name=name, command=("sleep", "600"), share=Share(gpu="exclusive")))
+            daemon.wait_for(
+                "a slot is taken", lambda: bool(daemon.query(f"SELECT 1 FROM jobs WHERE name = '{name}' AND state = 'running'"))
+            )
+
+        def unblock(name: str) -> None:
+            client.post(f"/v1/jobs/{name}/cancel", {})
+            daemon.wait_for(
+                "it is free", lambda: bool(daemon.query(f"SELECT 1 FROM jobs WHERE name = '{name}' AND finished_at IS NOT NULL"))
+            )
+
+        params, share = {"eval_every": 0}, Share(gpu="switched")
+        send(JobSpec(name="moves", recipe="digits-cnn", share=share, stop=Stop(iterations=1_000_000), warm=start, params=params))
+        for turn in range(number):
+            progress(f"migration, warm: {start}, {turn + 1} of {number}")
+            lease, slot, _ = _trains(daemon, turn)
+            block(f"there-{turn}")
+            client.post("/v1/jobs/moves/hold", {})
+            gone = f"SELECT epoch(ended_at - stop_at) FROM leases WHERE id = {lease} AND ended_at IS NOT NULL"
+            daemon.wait_for("it stops", lambda gone=gone: bool(daemon.query(gone)))  # type: ignore[misc]
+            block(f"here-{turn}")
+            unblock(f"there-{turn}")
+            client.post("/v1/jobs/moves/release", {})
+            _, there, begun = _trains(daemon, turn + 1)
+            if there == slot:
+                raise SystemExit(f"it should have moved from {slot}")
+            unblock(f"here-{turn}")
+            moved.append((float(daemon.query(gone)[0][0]), begun))
+    stops, starts = np.array(moved).T
+    return {"start": "warm" if start == "auto" else "cold", "migrations": number, "to leave s": float(np.median(stops)),
+            "to its first step there s": float(np.median(starts)), "in all s": float(np.median(stops + starts))}  # fmt: skip
 
 
 def _trains(daemon: Daemon, before: int) -> tuple[int, str, float]:

@@ -135,6 +135,15 @@ class AdapterOffer(msgspec.Struct, frozen=True, kw_only=True):
     same_kind: bool = False  #: only if the kind of labels is the same
     named: bool = False  #: its submitter named it: it is not tried, but taken
     here: bool = True  #: as far as is known the directory lies in a place that this node reads
+    part: str = ""  #: directory below it, of the half of a training together: its own head is there too
+    steps: int = 0  #: that were trained together
+
+
+class Partner(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that waits, and with which one trains its first steps."""
+
+    job: int
+    spec: dict[str, Any]  #: JobSpec
 
 
 class Fetch(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,6 +204,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     fetch: Fetch | None = None  #: what it is to begin with, None: what is in that directory
     replicas: ReplicaGroup | None = None  #: the group of replicas that it is in; ``rendezvous`` is then where it answers the others
     kept_memory: int = 0  #: of ``gpu_memory`` what it keeps while others have the turn; 0: all, or not known
+    joint: Partner | None = None  #: with whom it trains first, while it has no checkpoint of its own
 
 
 class SendCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -395,34 +405,13 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stages: Annotated[list[PipelineStage], msgspec.Meta(min_length=1, max_length=100)]
 
 
-class PartTime(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece of a model in one direction, of one micro-batch (004 figs. 3-3 to 3-11); bytes as in the table `part_times`."""
-
-    part: Small
-    name: Name
-    direction: Literal["forward", "backward", "load", "out"]
-    seconds: Seconds
-    parameters: Count
-    gradients: Count
-    activations: Count
-    workspace: Count
-
-
-class PartTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """A profile of a model, or a stretch of it: all rows of some pieces."""
-
-    model: Words
-    signature: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  #: of the job that was profiled
-    device: Name
-    emulated: bool
-    parts: Small  #: pieces of the whole profile
-    rows: Annotated[list[PartTime], msgspec.Meta(min_length=1, max_length=MOST_VALUES)]
-
-
 class Begun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """With which adapter a job has begun, and whether it went on with it; told anew whenever that changes."""
+    """With which adapter a job has begun, and whether it went on with it; told anew whenever that changes.
 
-    state: Literal["begun", "kept", "undone", "cold"]
+    joint: ``source`` is a job with which it has trained ``step`` steps, or, cold, with which it can't.
+    """
+
+    state: Literal["begun", "kept", "undone", "cold", "joint"]
     source: Count | None = None  #: job whose adapter it is; None: none
     labels: Words
     same_data: bool = False
@@ -461,7 +450,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kept: Count | None = None  #: of that what it keeps while others have the turn
     speed: Speed | None = None  #: a measurement; such a record tells nothing else
     pipeline: Pipeline | None = None  #: a step of a tuner; such a record tells nothing else
-    part_times: PartTimes | None = None  #: a profile for swapping; such a record tells nothing else
     begun: Begun | None = None  #: such a record tells nothing else
     adapter: LeftAdapter | None = None  #: such a record tells nothing else
     at: Figure | None = None  #: when, by the boot clock of its host (s): what its runner goes by

@@ -58,7 +58,7 @@ WHERE llm = $1 AND revision = $2 AND tokenizer = $3
 -- name: beginners
 -- Of the given jobs those that may begin with an adapter of the bank, and whether they have begun: with it, or for good without.
 SELECT j.id, j.owner, j.begins, j.begin_after, j.spec,
-       EXISTS (FROM progress p WHERE p.job_id = j.id AND p.checkpoint_step IS NOT NULL) AS begun, b.state
+       EXISTS (FROM progress p WHERE p.job_id = j.id AND p.checkpoint_step IS NOT NULL) AS begun, b.state, b.step
 FROM jobs j LEFT JOIN beginnings b ON b.job_id = j.id
 WHERE j.id IN (SELECT unnest($1::BIGINT[])) AND j.begins IS NOT NULL
 
@@ -206,6 +206,12 @@ SELECT max(kept_memory) FROM jobs WHERE signature = $1
 -- What is known of pairs. $1: models.
 SELECT model, beside, gpu_name, kind, slowdown, samples FROM slowdowns WHERE model IN (SELECT unnest($1::VARCHAR[]))
 
+-- name: joint_gains
+-- What training together brought a user's jobs ($1) of two data sets ($2, $3), whichever came first: the geometric mean, NULL: not measured.
+SELECT exp(avg(ln(measured)))
+FROM transfers
+WHERE owner = $1 AND outcome = 'joint' AND measured > 0 AND ((from_data = $2 AND data = $3) OR (from_data = $3 AND data = $2))
+
 -- name: labels_of_data
 -- The kind of labels of a data set ($2), as jobs of a user ($1) told last.
 SELECT labels FROM adapters WHERE owner = $1 AND data = $2 ORDER BY ended_at DESC LIMIT 1
@@ -213,7 +219,7 @@ SELECT labels FROM adapters WHERE owner = $1 AND data = $2 ORDER BY ended_at DES
 -- name: live_leases
 -- Those of the given leases that have not ended.
 SELECT id, job_id, share, state, stop_reason, epoch(stop_at) AS stop_at, CAST(options ->> 'begin_from' AS BIGINT) AS begin_from,
-       options ->> 'begins' AS begins
+       options ->> 'begins' AS begins, CAST(options ->> 'joint' AS BIGINT) AS joint
 FROM leases
 WHERE id IN (SELECT unnest($1::BIGINT[])) AND state <> 'ended'
 
@@ -223,6 +229,12 @@ SELECT w.lease_id, w.node_id, w.state, l.job_id, j.state, l.state, epoch(l.grant
        l.profile, coalesce(l.share, 'exclusive')
 FROM workers w JOIN leases l ON l.id = w.lease_id JOIN jobs j ON j.id = l.job_id
 WHERE w.lease_id IN (SELECT unnest($1::BIGINT[])) AND l.state <> 'ended' AND w.state <> 'exited'
+
+-- name: joint_leases
+-- Jobs, the jobs with which their leases train first, and whose these are; the specs of both.
+SELECT j.id, p.id, j.spec, p.spec, p.finished_at IS NULL AS open
+FROM jobs j JOIN leases l ON l.id = j.lease_id JOIN jobs p ON p.id = CAST(l.options ->> 'joint' AS BIGINT)
+WHERE j.id IN (SELECT unnest($1::BIGINT[])) AND p.owner = j.owner
 
 -- name: marks
 -- Last record taken of each rank of the given leases.
@@ -238,6 +250,13 @@ WHERE owner = $1 AND NOT same_data AND (outcome = 'undone' OR (outcome IN ('kept
 -- name: newest_policies
 -- The version of the policy that is in force in each pool.
 SELECT pool, max(id) FROM policy_settings GROUP BY pool
+
+-- name: next_partners
+-- For jobs that are granted GPUs those that wait to train their first steps together with them, the first of each.
+SELECT j.begin_after, min(j.id)
+FROM jobs j JOIN dependencies d ON d.job_id = j.id AND d.needs = j.begin_after
+WHERE j.begin_after IN (SELECT unnest($1::BIGINT[])) AND j.begins = 'joint' AND j.state = 'submitted' AND NOT j.held AND NOT d.met
+GROUP BY j.begin_after
 
 -- name: node
 -- A runner by name.
@@ -270,10 +289,6 @@ WHERE n.id = $1 AND j.finished_at IS NULL AND j.not_sent IS NOT NULL
 -- How many events are older than $1 (s since the epoch), and the last of them. A cut by number, so that the rest is whole;
 -- the newest event stays in any case, since numbering goes on from it.
 SELECT count(*), max(seq) FROM events WHERE epoch(ts) < $1 AND seq < (SELECT max(seq) FROM events)
-
--- name: old_part_times
--- Pieces from the $3-th on of the profile of a model ($1: signature) on a device ($2), which has so many now.
-DELETE FROM part_times WHERE signature = $1 AND device = $2 AND part >= $3
 
 -- name: own_adapters
 -- Those of the given adapters ($2) that are of the user of a job ($1): nobody else is believed.

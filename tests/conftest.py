@@ -7,6 +7,7 @@ of one `xdist_group` stay together, as what they share is made but once.
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -52,6 +53,18 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.basetemp = str(folder / "t")
 
 
+def pytest_collection(session: pytest.Session) -> None:
+    """No garbage is looked for while millions of objects come that stay. Where workers collect, the process above them does not."""
+    if hasattr(session.config, "workerinput") or not session.config.getoption("numprocesses", None):
+        gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Nor among them later."""
+    gc.freeze()
+    gc.enable()
+
+
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """Bytes are named by their argument: xdist needs the same names in each worker, and packed data may hold the time."""
     return argname if isinstance(val, bytes) else None
@@ -61,23 +74,24 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Hypothesis takes a sixth of the examples that a test names (all up to six), by night ten times as many, others each time.
 
-    Of the cases of a test that is ``sampled(n)`` each n-th runs by day, the others by night.
+    Of the cases of a test that is ``sampled(n)`` each n-th runs by day (of those that no mark leaves to the night), the others by night.
 
-    Slow tests come first where several workers share them: none is left alone with one at the end. Groups stay as they are, but for those
-    that watch the clock while they train: `clock`, one at a time, and mostly asleep.
+    Slow tests come first where several workers share them, and groups that have one: none is left alone with it at the end. Before all
+    others those that watch the clock while they train: `clock`, one at a time, and mostly asleep.
     """
     for test in {getattr(item.obj, "__func__", item.obj) for item in items if isinstance(item, pytest.Function)}:
         if (named := getattr(test, "_hypothesis_internal_use_settings", None)) is not None:
             test._hypothesis_internal_use_settings = _as_many(named)
     cases: Counter[str] = Counter()
     for item in items:
-        if (sampled := item.get_closest_marker("sampled")) is not None:
+        if (sampled := item.get_closest_marker("sampled")) is not None and item.get_closest_marker("nightly") is None:
             function = item.nodeid.partition("[")[0]
             if cases[function] % sampled.args[0]:
                 item.add_marker("nightly")
             cases[function] += 1
     if hasattr(config, "workerinput"):
-        items.sort(key=_turn)
+        long = {_group(item) for item in items if item.get_closest_marker("slow") and not item.get_closest_marker("nightly")}
+        items.sort(key=lambda item: 0 if _group(item) == "clock" else 1 if _group(item) in long else 2)
 
 
 def _as_many(named: hypothesis.settings) -> hypothesis.settings:
@@ -87,10 +101,10 @@ def _as_many(named: hypothesis.settings) -> hypothesis.settings:
     return hypothesis.settings(named, max_examples=max(min(count, 6), count // 6))
 
 
-def _turn(item: pytest.Item) -> int:
-    if (group := item.get_closest_marker("xdist_group")) is not None:
-        return 0 if group.args == ("clock",) else 2
-    return 1 if item.get_closest_marker("slow") is not None else 2
+def _group(item: pytest.Item) -> str:
+    """What stays together with it, on one worker; a test of no group is one of its own."""
+    group = item.get_closest_marker("xdist_group")
+    return item.nodeid if group is None else str(group.args[0])
 
 
 @pytest.fixture(scope="session", autouse=True)

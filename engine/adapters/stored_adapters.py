@@ -19,6 +19,7 @@ from ..store.transaction import Transaction
 from .adapter_choice import Banked, Gain, Gains, Offer, offers
 
 AUTO = "auto"
+JOINT = "joint"  #: with its half of a training together with the job `begin_after`
 KEPT = 2  #: newest adapters of the same data that are kept in the bank; older ones are their jobs' business alone
 #: params that change no step that a job takes to its target, or only by chance
 _NO_LESSON = frozenset({"seed", "checkpoint_every"})
@@ -26,7 +27,7 @@ _NO_LESSON = frozenset({"seed", "checkpoint_every"})
 
 def begins_of(spec: JobSpec) -> str | None:
     """Of the column `jobs.begins`."""
-    return "job" if spec.begin_job is not None else AUTO if spec.begin == AUTO else None
+    return JOINT if spec.merge_job is not None else "job" if spec.begin_job is not None else AUTO if spec.begin == AUTO else None
 
 
 def form_of(spec: JobSpec) -> str:
@@ -66,11 +67,16 @@ def choose(tx: Transaction, wanted: Mapping[int, int | None]) -> dict[int, Begin
     """For jobs that are granted GPUs, those that may begin with an adapter and have not begun; ``wanted``: with whose the policy says."""
     found: dict[int, Beginning] = {}
     rows: list[dict[str, Any]] = []
-    for job, owner, begins, named, text, begun, state in tx.execute("beginners", list(wanted)) if wanted else ():
+    for job, owner, begins, named, text, begun, state, steps in tx.execute("beginners", list(wanted)) if wanted else ():
         found[job] = Beginning()
         if begun:
             continue
         spec = msgspec.json.decode(text, type=JobSpec)
+        if begins == JOINT:
+            found[job] = _half(job, named, steps) if state == JOINT else Beginning()
+            if state is None:
+                rows.append(_cold(spec, job, f"job {named} ended before it had trained with it", tx.now))
+            continue
         planned = named if begins == "job" else wanted[job]
         chosen, why = _named(tx, spec, owner, planned) if begins == "job" else _auto(tx, spec, owner, planned)
         given = [
@@ -90,6 +96,17 @@ def choose(tx: Transaction, wanted: Mapping[int, int | None]) -> dict[int, Begin
         })  # fmt: skip
     tx.upsert("beginnings", ["job_id"], rows)
     return found
+
+
+def _cold(spec: JobSpec, job: int, why: str, now: float) -> dict[str, Any]:
+    return {"job_id": job, "source": None, "data": data_of(spec), "labels": None, "same_data": False, "expected": None, "state": "cold",
+            "step": 0, "cost": 0, "why": why, "decided_at": now}  # fmt: skip
+
+
+def _half(job: int, source: int, steps: int) -> Beginning:
+    why = f"has trained {steps} steps together with job {source}"
+    about = {"job": source, "data": "", "digest": "", "expected": None, "why": why, "same_kind": False, "named": True}
+    return Beginning([{**about, "part": f"joint-{job}", "steps": steps}])
 
 
 def _named(tx: Transaction, spec: JobSpec, owner: str, source: int | None) -> tuple[list[Offer], str]:

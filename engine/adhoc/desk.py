@@ -69,7 +69,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SqlAnswer:
     body: bytes
     media: str
     truncated: bool
@@ -149,10 +149,10 @@ class Desk:
 
     # Questions: in the event loop.
 
-    async def ask(self, user: str, question: Question) -> Answer:
+    async def ask(self, user: str, question: Question) -> SqlAnswer:
         """The answer. Raises what is wrong with the statement, or LimitExceeded when it was cut off."""
         head, body = await self._ask(user, question.text, question.format, question.rows, question.seconds)
-        return Answer(body, head.media, head.truncated)
+        return SqlAnswer(body, head.media, head.truncated)
 
     async def copy(self, user: str) -> Path:
         """A new database file with all that people may read; it is the caller's, to move or to remove."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from ..errors import Conflict, NoRoom, NotFound, StokerError, Unauthorized, UsageError, nearest
-from ..fleet.remote_logs import Source, source_of
+from ..fleet.remote_logs import LogSource, source_of
 from ..forecast.explain import expected, replicas, serving, shared_input
 from ..forecast.explain import explain as explain_job
 from ..forecast.in_the_way import BEHIND, RESOURCES, InTheWay, in_the_way
@@ -310,13 +310,13 @@ async def logs(call: Call) -> dict[str, Any]:
         await asyncio.sleep(LOOK if here else LOOK_AFAR)
 
 
-def _since(source: Source, moment: float) -> Place:
+def _since(source: LogSource, moment: float) -> Place:
     if (found := place_since(source.path, moment)) is None:
         raise Conflict(f"when the lines of lease {source.lease} of job {source.job} were written is not known: leave out --since")
     return found
 
 
-async def _read_afar(call: Call, source: Source, at: Place | None, lines: int | None) -> Piece:
+async def _read_afar(call: Call, source: LogSource, at: Place | None, lines: int | None) -> Piece:
     """Some of a log of another host: through its runner, or, once that is of no use, of what the daemon keeps of it."""
     try:
         return await call.daemon.remote_logs.fetch(source, at, lines)
@@ -327,7 +327,7 @@ async def _read_afar(call: Call, source: Source, at: Place | None, lines: int | 
         return kept
 
 
-def log_source(store: Store, job: int, lease: int | None, node: str | None) -> tuple[Source | None, bool]:
+def log_source(store: Store, job: int, lease: int | None, node: str | None) -> tuple[LogSource | None, bool]:
     """Where the log of the newest (or the given) lease lies, None: no lease has one yet; and whether nothing will be added to it.
 
     ``node``: of its part there; None: of the first one's.
@@ -345,7 +345,7 @@ def log_source(store: Store, job: int, lease: int | None, node: str | None) -> t
     return source_of(job, rows[0]), rows[0]["ended"] and (lease is not None or final)
 
 
-def _read_here(source: Source, at: Place | None, lines: int | None, *, first: bool) -> Piece:
+def _read_here(source: LogSource, at: Place | None, lines: int | None, *, first: bool) -> Piece:
     """Some of a log of this host; ``first``: nobody waits for it, so that it must be there."""
     piece = read_log(source.path, at, lines)
     if first and not piece.text and not source.run_dir.is_dir():
@@ -353,14 +353,14 @@ def _read_here(source: Source, at: Place | None, lines: int | None, *, first: bo
     return piece
 
 
-def _read_timed(source: Source, at: Place | None, lines: int | None, *, first: bool) -> tuple[Piece, list[float | None]]:
+def _read_timed(source: LogSource, at: Place | None, lines: int | None, *, first: bool) -> tuple[Piece, list[float | None]]:
     found = read_timed(source.path, at, lines)
     if first and not found[0].text and not source.run_dir.is_dir():
         raise source.missing()
     return found
 
 
-def whereabouts(source: Source) -> dict[str, Any]:
+def whereabouts(source: LogSource) -> dict[str, Any]:
     return {"lease": source.lease, "path": str(source.path), "host": source.host, "node": source.node}
 
 

@@ -115,7 +115,8 @@ SAID: dict[str, tuple[str, str, Any]] = {
     "GET /v1/tunings": ("tunings: array", "", None),
     "POST /v1/runner/hello": (
         "session: integer, telemetry_interval: number, heartbeat: number, warm: string, turn: string, input_memory: number, "
-        "warm_memory: number, shared: object?, keeps_logs: boolean, fence_after: number?, download: boolean, daemon: string", "", Hello),
+        "warm_memory: number, shared: object?, keeps_logs: boolean, fence_after: number?, download: boolean, "
+        "daemon: string?", "", Hello),
     "POST /v1/runner/poll": (
         "version: integer, leases: array, shutdown: string?, logs: array, asks: array, warm: array, draining: boolean, "
         "send: array", "", Poll),

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from ...policies import registry
-from ...policies.autosched.causal_model import CausalModel, NoModel, samples_of
+from ...policies.autosched.causal_model import CausalModel, NoModel, OnWorkload, samples_of
 from ...policies.autosched.duration_ranges import DurationRanges, NoPredictor
 from ...policies.autosched.search import (
     EPSILON,
@@ -107,58 +107,72 @@ def find(request: SearchRequest, told: Callable[[int, Trial], None] = lambda num
 
 
 def _find(request: SearchRequest, told: Callable[[int, Trial], None], elsewhere: TrialsOnRay | None) -> SearchResult:
-    policy, ends_at = request.situation.policy, time.monotonic() + request.seconds
-    space, in_force = request.space, dict(request.in_force)
+    ends_at = time.monotonic() + request.seconds
     situation, predictor, durations = _predicted(request)
     tried = aggregated(situation) if request.aggregate else situation
-    if not tried.jobs:
-        raise Idle("no job is there or expected, so all configurations are alike")
-    if request.objective == "slo" and not tried.has_deadlines:
-        raise SearchFailed("no job at hand has a deadline, so by slo all configurations are alike")
-    model, at_work, words, features = request.model, None, "", features_of(tried)
-    if model is not None:
-        try:
-            at_work = model.on(features, in_force)
-            words = str(at_work)
-        except NoModel as error:
-            words = str(error)
+    _require_jobs(tried, request.objective)
     grouped = tried.jobs < situation.jobs
+    learning = _Learning(request, tried)
     now = time.monotonic()
     ends_grouped = ends_at - RECHECK_SHARE * max(ends_at - now, 0.0) if grouped else ends_at
-    trials = Trials(policy, tried, ends_grouped, elsewhere)
-    rows: list[tuple[Floats, Floats, float]] = []
-
-    def keep(config: Configuration, reference: Figures | None, figures: Figures | None) -> None:
-        if model is not None and reference is not None and figures is not None:
-            rows.append(model.encoder.sample(config, features, request.objective, reference, figures))
-
-    def evaluate(config: Configuration) -> Figures:
-        reference = trials.reference
-        try:
-            figures = trials.measure(config)
-        except NotMeasured as error:
-            keep(config, reference, error.figures)
-            raise
-        keep(config, reference, figures)
-        return figures
-
+    trials = Trials(request.situation.policy, tried, ends_grouped, elsewhere)
     try:
         found = search(
-            space, evaluate, in_force, request.objective, model=at_work, trials=request.trials, epsilon=request.epsilon,
-            seed=request.seed, spread=request.spread, first=request.first, seconds=trials.ends_at - now, told=told,
-            ahead=None if elsewhere is None else trials.ahead,
+            request.space, lambda config: learning.measure(trials, config), dict(request.in_force), request.objective,
+            model=learning.at_work, trials=request.trials, epsilon=request.epsilon, seed=request.seed, spread=request.spread,
+            first=request.first, seconds=trials.ends_at - now, told=told, ahead=None if elsewhere is None else trials.ahead,
         )  # fmt: skip
     except NotMeasured as error:
         raise SearchFailed(f"the configuration in force can't be simulated: {error}") from None
     trials.ends_at = ends_at
     if grouped and found.gain > 1.0:
-        trials = Trials(policy, situation, ends_at, elsewhere)
+        trials = Trials(request.situation.policy, situation, ends_at, elsewhere)
         found = _checked(found, trials, request.objective)
     if found.best != found.in_force:
-        found = without_idle(found, space, trials.measure)
-    if model is not None and rows:
-        model = model.relearnt(samples_of(rows))
-    return SearchResult(found, model, at_work is not None, words, predictor, durations)
+        found = without_idle(found, request.space, trials.measure)
+    return SearchResult(found, learning.relearnt(), learning.at_work is not None, learning.words, predictor, durations)
+
+
+def _require_jobs(situation: Situation, objective: str) -> None:
+    """Raises SearchFailed where every configuration would measure the same."""
+    if not situation.jobs:
+        raise Idle("no job is there or expected, so all configurations are alike")
+    if objective == "slo" and not situation.has_deadlines:
+        raise SearchFailed("no job at hand has a deadline, so by slo all configurations are alike")
+
+
+class _Learning:
+    """The causal model in one search: it predicts rewards if it can, and learns from each measurement."""
+
+    def __init__(self, request: SearchRequest, situation: Situation) -> None:
+        self._model, self._objective, self._features = request.model, request.objective, features_of(situation)
+        self._rows: list[tuple[Floats, Floats, float]] = []
+        self.at_work: OnWorkload | None = None
+        self.words = ""  #: on the model, or why it is not at work
+        if self._model is not None:
+            try:
+                self.at_work = self._model.on(self._features, dict(request.in_force))
+                self.words = str(self.at_work)
+            except NoModel as error:
+                self.words = str(error)
+
+    def measure(self, trials: Trials, config: Configuration) -> Figures:
+        """Raises NotMeasured, and learns from a trial that was cut off too."""
+        reference = trials.reference
+        try:
+            figures = trials.measure(config)
+        except NotMeasured as error:
+            self._keep(config, reference, error.figures)
+            raise
+        self._keep(config, reference, figures)
+        return figures
+
+    def _keep(self, config: Configuration, reference: Figures | None, figures: Figures | None) -> None:
+        if self._model is not None and reference is not None and figures is not None:
+            self._rows.append(self._model.encoder.sample(config, self._features, self._objective, reference, figures))
+
+    def relearnt(self) -> CausalModel | None:
+        return self._model.relearnt(samples_of(self._rows)) if self._model is not None and self._rows else self._model
 
 
 class Trials:

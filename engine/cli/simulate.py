@@ -13,7 +13,7 @@ from .output import Answer, json_option, note
 from .simulating import answer, make_study, parse_nodes, study_options
 
 if TYPE_CHECKING:
-    from ..sim.study import Source
+    from ..sim.study import WorkloadSource
     from ..sim.workload import Workload
 
 
@@ -39,9 +39,9 @@ def simulate(app: App, trace: str, nodes: str, no_profiles: bool, **given: Any) 
     return answer(app, make_study(workload, cluster, given, source), given, notes)
 
 
-def _workload(app: App, trace: str, *, profiled: bool) -> tuple[Workload, Source, list[str]]:
+def _workload(app: App, trace: str, *, profiled: bool) -> tuple[Workload, WorkloadSource, list[str]]:
     """The jobs, what tells them from others, and what was said of those that are left out."""
-    from ..sim.study import Source
+    from ..sim.study import WorkloadSource
     from ..traces.models import measured, profiles
     from .trace_source import find_trace, workload_of
 
@@ -53,4 +53,4 @@ def _workload(app: App, trace: str, *, profiled: bool) -> tuple[Workload, Source
         notes = [f"left out of {found.name}: " + ", ".join(f"{count:,} {fmt.clean(reason)}" for reason, count in found.dropped.items())]
     for words in notes:
         note(words)
-    return workload_of(found, (*measured(found.jobs), *profiles()) if profiled else ()), Source(found.sha256, number), notes
+    return workload_of(found, (*measured(found.jobs), *profiles()) if profiled else ()), WorkloadSource(found.sha256, number), notes

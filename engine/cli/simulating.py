@@ -29,7 +29,7 @@ from .sim_table import columns_for, row_of, without_room
 if TYPE_CHECKING:
     from ..sim.cluster import Cluster
     from ..sim.results.record import Average, Recorded
-    from ..sim.study import Run, Source, Study
+    from ..sim.study import Run, Study, WorkloadSource
     from ..sim.workload import Workload
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -87,7 +87,7 @@ def study_options(*, until: bool) -> Callable[[F], F]:
     return add
 
 
-def make_study(workload: Workload, cluster: Cluster, given: Mapping[str, Any], source: Source) -> Study:
+def make_study(workload: Workload, cluster: Cluster, given: Mapping[str, Any], source: WorkloadSource) -> Study:
     """The study that the options ask for; UsageError names what is wrong with them."""
     from ...policies.registry import POLICIES
     from ..autosched.simulated_tuning import make_control

@@ -17,7 +17,7 @@ import msgspec
 
 from ...policies.contract import precedence
 from ..hosts.places import Places, places_of
-from ..protocol import AdapterOffer, Assignment, Assignments, Fetch, Replica, ReplicaGroup, SendCheckpoint
+from ..protocol import AdapterOffer, Assignment, Assignments, Fetch, Partner, Replica, ReplicaGroup, SendCheckpoint
 from ..store.store import Store
 
 RENDEZVOUS_BASE = 29500  #: ports that the first node of a gang tries first
@@ -93,7 +93,7 @@ class Board:
         self._sources = {lease: source for lease, source in self._sources.items() if lease in leases}
         fresh = sorted(leases.keys() - self._terms.keys())
         begins: dict[int, dict[str, Any]] = {}
-        for lease, text, snapshot, memory, source, place, run_dir, trained_as, owner, offered in (
+        for lease, text, snapshot, memory, source, place, run_dir, trained_as, owner, offered, joint, partner in (
             self._store.rows("policy/lease_specs", fresh) if fresh else ()
         ):
             spec = json.loads(text)
@@ -102,7 +102,7 @@ class Board:
             shared = (spec.get("share") or {}).get("input")
             self._terms[lease] = {
                 "spec": spec, "snapshot": snapshot, "gpu_memory": memory, "grace": spec.get("grace", GRACE),
-                "input": shared and f"{owner}/{shared}",
+                "input": shared and f"{owner}/{shared}", "joint": None if joint is None else Partner(job=joint, spec=json.loads(partner)),
             }  # fmt: skip
             self._sources[lease] = _Source(source, place, _checkpoints(run_dir))
             begins |= {lease: json.loads(offered)} if offered else {}

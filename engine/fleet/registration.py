@@ -13,9 +13,8 @@ import msgspec
 from ..adapters.stored_adapters import keep as keep_adapters
 from ..errors import Conflict, Stale, StokerError, UsageError
 from ..estimation.speeds import Measured, learn_speeds
-from ..jobs.begin_from import first_saved
-from ..jobs.leases import EXCLUSIVE, HOST_LACKS, Stop, end, exclude, stop
-from ..jobs.model_profiles import keep_part_times
+from ..jobs.begin_from import first_saved, trained_together
+from ..jobs.leases import EXCLUSIVE, HOST_LACKS, LeaseStop, end, exclude, stop
 from ..jobs.moves import Move, move
 from ..jobs.outcomes import End
 from ..jobs.pipeline_steps import rows_of
@@ -28,7 +27,6 @@ from ..protocol import (
     ForkServer,
     Hello,
     LeftAdapter,
-    PartTimes,
     Record,
     Records,
     Report,
@@ -242,7 +240,6 @@ def _take_records(tx: Transaction, batch: Sequence[tuple[str, Records]], live: M
     latest: dict[int, _Latest] = {}
     speeds: list[Measured] = []
     pipelines: list[dict[str, Any]] = []
-    profiles: list[PartTimes] = []
     begun: list[tuple[int, Begun]] = []
     left: list[tuple[int, LeftAdapter]] = []
     for node, records in batch:
@@ -257,9 +254,7 @@ def _take_records(tx: Transaction, batch: Sequence[tuple[str, Records]], live: M
             moved[key] = record.seq
             if record.speed is not None:
                 speeds.append(Measured(records.lease, record.speed, record.total, record.ts))
-            if record.part_times is not None:
-                profiles.append(record.part_times)
-            if record.speed is not None or record.part_times is not None or part.lease.profile:
+            if record.speed is not None or part.lease.profile:
                 continue
             if record.begun is not None or record.adapter is not None:
                 begun += [(part.lease.job, record.begun)] if record.begun is not None else []
@@ -278,8 +273,8 @@ def _take_records(tx: Transaction, batch: Sequence[tuple[str, Records]], live: M
     tx.put("report_marks", ["lease_id", "rank"], newest, marks.keys())
     _progress(tx, latest)
     learn_speeds(tx, speeds)
-    keep_part_times(tx, profiles)
     keep_adapters(tx, begun, left)
+    trained_together(tx, begun)
     return stale
 
 
@@ -461,7 +456,7 @@ def _exit(
     end(tx, ends)
     # The rest of a gang waits for the part that is gone, for minutes (torch's exit barrier): end it too.
     broken = {lease for (lease, _), update in exits.items() if update.outcome != "completed"} - ends.keys()
-    stop(tx, [Stop(lease, "partner", "daemon") for lease in sorted(broken)])
+    stop(tx, [LeaseStop(lease, "partner", "daemon") for lease in sorted(broken)])
 
 
 def _lost(lease: int, at: float, why: str) -> WorkerUpdate:
@@ -525,7 +520,7 @@ def _hand_back(tx: Transaction, node: str) -> None:
     tx.update("nodes", ["id"], [{"id": node, "state": "draining", "leaving": True, "leaves_at": tx.now}])
     why = "it hands its node back"
     tx.event("node.state", f"runner:{node}", node=node, before=row["state"], after="draining", reason=why)
-    stop(tx, [Stop(lease, "drain", f"runner:{node}") for (lease,) in tx.execute("node_leases", node)])
+    stop(tx, [LeaseStop(lease, "drain", f"runner:{node}") for (lease,) in tx.execute("node_leases", node)])
     tx.touch("nodes", "leases", "queue")
 
 

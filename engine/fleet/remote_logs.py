@@ -26,7 +26,7 @@ MOST = 100  #: requests that may wait for one runner
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class LogSource:
     """Where the log of a lease lies: a row of api/log_dirs."""
 
     job: int
@@ -71,7 +71,7 @@ class RemoteLogs:
         self._asked: dict[str, dict[int, _Asked]] = {}
         self._numbers = itertools.count(1)
 
-    def is_here(self, source: Source) -> bool:
+    def is_here(self, source: LogSource) -> bool:
         """Whether its directory is in this very home: that a path exists here does not tell, another host has the same names."""
         if os.path.realpath(source.home) != os.path.realpath(self._home.path):
             return False
@@ -81,9 +81,9 @@ class RemoteLogs:
 
     def is_home_of(self, hello: Hello) -> bool:
         """The same of a runner that registers."""
-        return self.is_here(Source(0, 0, Path(), False, hello.node, hello.host, hello.home, hello.boot_id, hello.pid, "up"))
+        return self.is_here(LogSource(0, 0, Path(), False, hello.node, hello.host, hello.home, hello.boot_id, hello.pid, "up"))
 
-    async def fetch(self, source: Source, at: Place | None, lines: int | None) -> Piece:
+    async def fetch(self, source: LogSource, at: Place | None, lines: int | None) -> Piece:
         """Some of a log that lies elsewhere; Conflict says where, when its runner does not send it."""
         if source.state in ("stopped", "gone", "suspect"):
             was = {"stopped": "has stopped", "gone": "was declared dead"}
@@ -109,10 +109,10 @@ class RemoteLogs:
             raise source.missing()
         return Piece(piece.text, Place(piece.file, piece.offset), piece.more)
 
-    def _silent(self, source: Source) -> str:
+    def _silent(self, source: LogSource) -> str:
         return fmt.duration(self._fleet.silence(source.node))
 
-    def _lies(self, source: Source, why: str) -> Conflict:
+    def _lies(self, source: LogSource, why: str) -> Conflict:
         return Conflict(
             f"the log of job {source.job} is on host {source.host}, in {source.path}: runner {source.node} {why}; read it there"
         )
@@ -137,5 +137,5 @@ class RemoteLogs:
             one.answer.set_result(piece)
 
 
-def source_of(job: int, row: dict[str, Any]) -> Source:
-    return Source(job=job, **{**row, "run_dir": Path(row["run_dir"])})
+def source_of(job: int, row: dict[str, Any]) -> LogSource:
+    return LogSource(job=job, **{**row, "run_dir": Path(row["run_dir"])})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from ..jobs.leases import Stop, stop
+from ..jobs.leases import LeaseStop, stop
 from ..store.store import Store
 from ..store.transaction import Transaction
 
@@ -39,7 +39,7 @@ def run_out(tx: Transaction, batch: Sequence[Collection[int]]) -> Sequence[int]:
     """Stop those leases that are at their end or their timeout, and were not renewed meanwhile; answers with how many."""
     due = {lease: reason for lease, reason, _, _ in tx.execute("due_leases", tx.now)}
     over = [sorted(due.keys() & wanted) for wanted in batch]
-    stop(tx, [Stop(lease, due[lease], "daemon") for leases in over for lease in leases])
+    stop(tx, [LeaseStop(lease, due[lease], "daemon") for leases in over for lease in leases])
     return [len(leases) for leases in over]
 
 
@@ -63,6 +63,6 @@ def stop_all(tx: Transaction, batch: Sequence[StopAll]) -> Sequence[int]:
     answers = []
     for wanted in batch:
         live = tx.execute(*wanted.meant)
-        stop(tx, [Stop(lease, wanted.reason, wanted.actor) for (lease,) in live])
+        stop(tx, [LeaseStop(lease, wanted.reason, wanted.actor) for (lease,) in live])
         answers.append(len(live))
     return answers

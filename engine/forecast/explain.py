@@ -9,6 +9,7 @@ from typing import Any
 
 from ...policies.contract import SWITCHED
 from .. import format as fmt
+from ..adapters.stored_adapters import JOINT
 from ..hosts.places import Saved, checkpoint, lacks, places_of, too_short
 from ..jobs.leases import EXCLUSIVE
 from ..jobs.moves import WAITING
@@ -146,15 +147,17 @@ def _leaving(store: Store, row: dict[str, Any]) -> str:
 
 
 def _begins(store: Store, row: dict[str, Any]) -> str:
-    """Of a job that may begin with the adapter of another one: with which it did, or would."""
-    if row["begins"] is None:
-        return ""
+    """Of a job that may begin with the adapter of another one, or trains together with one: with which it did, or would."""
     found = objects(store, "api/beginning", row["id"])
+    if not found and row["begins"] in (None, JOINT):  # which tells for what it waits
+        return ""
     if not found:
         named = row["begin_after"]
         which = "the one that promises most when it starts" if named is None else f"that of job {named}"
         return f"; begins with an adapter of the bank: {which}"
     (one,) = found
+    if one["state"] == JOINT:
+        return f"; {one['why']}"
     if one["source"] is None:
         return f"; begins from its backbone: {one['why']}"
     words = {"planned": "begins", "undone": "had begun"}.get(one["state"], "began")

@@ -55,7 +55,7 @@ class EndedPilots:
         if not ended:
             return
         remedy = "once nothing of it runs: 'stoker runner forget {}'"
-        if (tracking := slurm_runners.tracking()) != slurm_runners.PROOF:
+        if (tracking := slurm_runners.tracking()) != slurm_runners.CGROUP_TRACKING:
             for node, (_, _, why) in ended.items():
                 self._tell(node, f"{why}; that proves nothing with {tracking}, which some processes escape; {remedy.format(node)}")
             return

@@ -30,7 +30,7 @@ _OURS = frozenset((
     "--array", "--begin", "--chdir", "--comment", "--dependency", "--job-name", "--nodes", "--ntasks", "--partition", "--requeue",
     "--signal", "--test-only", "--time", "--wait", "--wrap", "-D", "-J", "-N", "-a", "-b", "-d", "-n", "-p", "-t", "-W",
 ))  # fmt: skip
-PROOF = "proctrack/cgroup"  #: with which no process outlives its batch job, also not one that has made itself a daemon
+CGROUP_TRACKING = "proctrack/cgroup"  #: with which no process outlives its batch job, also not one that has made itself a daemon
 #: states of a job that has ended, all its processes with it if its host answers; one that is COMPLETING too has not yet
 ENDED = frozenset((
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",

@@ -8,14 +8,18 @@ from typing import Any
 
 import msgspec
 
+from ..adapters.stored_adapters import JOINT, data_of
+from ..protocol import MOST_WORDS, Begun
 from ..spec.model import SERVES, JobSpec
 from ..store.transaction import Transaction
 from .moves import Move, move
 from .states import FINAL, State
 
+LEAST_JOINT_GAIN = 1.1  #: steps alone over those that a job needs, the common ones included, from which on two are trained together
+
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class WeightSource:
     """A job with whose weights others would begin."""
 
     name: str  #: or number, as people are told
@@ -27,15 +31,15 @@ class Source:
     left: bool = False  #: an adapter of it is in the bank
 
 
-def sources_of(rows: Iterable[Sequence[Any]]) -> dict[int, Source]:
+def sources_of(rows: Iterable[Sequence[Any]]) -> dict[int, WeightSource]:
     """Of the query ``store/weight_sources``, by number."""
     return {
-        job: Source(str(job), msgspec.json.decode(spec, type=JobSpec), State(state), saved, begin_from, owner, left)
+        job: WeightSource(str(job), msgspec.json.decode(spec, type=JobSpec), State(state), saved, begin_from, owner, left)
         for job, spec, state, saved, begin_from, owner, left in rows
     }
 
 
-def objection(spec: JobSpec, source: Source) -> str | None:
+def objection(spec: JobSpec, source: WeightSource) -> str | None:
     """Why a job can never begin with those weights; None: it can, once there is a checkpoint. Whether tensors fit shows when it begins."""
     of, name = source.spec, f"job {source.name}"
     if of.command is not None:
@@ -51,7 +55,7 @@ def objection(spec: JobSpec, source: Source) -> str | None:
     return None
 
 
-def adapter_objection(spec: JobSpec, source: Source, user: str) -> str | None:
+def adapter_objection(spec: JobSpec, source: WeightSource, user: str) -> str | None:
     """Why a job can never begin with the adapter of that job; None: as far as is known it can, once that has ended."""
     of, name = source.spec, f"job {source.name}"
     if source.owner != user:
@@ -73,6 +77,20 @@ def adapter_objection(spec: JobSpec, source: Source, user: str) -> str | None:
     return None
 
 
+def partner_objection(spec: JobSpec, partner: WeightSource, user: str) -> str | None:
+    """Why a job can never train its first steps together with that one, whose lease it would be; None: as far as is known it can."""
+    of, name = partner.spec, f"job {partner.name}"
+    if partner.state not in (State.SUBMITTED, State.PENDING) or partner.saved:
+        return f"{name} has begun to train; give begin: job:{partner.name} to begin with what it leaves"
+    if of.merge != "transfer":
+        return f"{name} does not say merge: transfer, so it trains with nobody together"
+    for param in ("batch_size", "layers", "petl", "r", "targets"):
+        mine, other = (each.params.get(param) for each in (spec, of))
+        if None not in (mine, other) and mine != other:
+            return f"{name} has {param}: {other}, and this one {mine}: only the same can be trained together"
+    return adapter_objection(spec, partner, user)
+
+
 def planned(rows: Callable[[list[int]], Iterable[Sequence[Any]]], wanted: Mapping[int, int]) -> dict[int, str]:
     """What there is to object to jobs that a plan begins with the weights of others, by job; ``rows``: of ``store/weight_sources``."""
     known = sources_of(rows(sorted({*wanted, *wanted.values()})))
@@ -80,7 +98,30 @@ def planned(rows: Callable[[list[int]], Iterable[Sequence[Any]]], wanted: Mappin
     return {job: words for job, words in found.items() if words is not None}
 
 
-def _objection_now(job: Source | None, source: Source | None, number: int) -> str | None:
+def not_together(
+    rows: Callable[[list[int]], Iterable[Sequence[Any]]], gain: Callable[[str, str, str], float | None], wanted: Mapping[int, int]
+) -> dict[int, str]:
+    """What there is to object to jobs that a plan trains together with others; ``gain``: measured of an owner's two data sets."""
+    known = sources_of(rows(sorted({*wanted, *wanted.values()})))
+    found: dict[int, str] = {}
+    for job, partner in wanted.items():
+        one, two = known.get(job), known.get(partner)
+        if one is None or two is None:
+            found[job] = "there is no such job"
+        elif two.spec.merge_job is None and two.spec.merge != "transfer":
+            found[job] = f"job {partner} does not say merge: transfer, so it trains with nobody together"
+        elif (words := partner_objection(two.spec, one, two.owner)) is not None:
+            found[job] = words
+        elif two.spec.merge_job is None:
+            known_gain = gain(one.owner, data_of(one.spec), data_of(two.spec))
+            if known_gain is None:
+                found[job] = f"nothing was measured of such a pair; merge: job:{job} in one of them tries it"
+            elif known_gain < LEAST_JOINT_GAIN:
+                found[job] = f"{known_gain:.2f} x fewer steps are expected, and less than {LEAST_JOINT_GAIN:g} is not worth it"
+    return found
+
+
+def _objection_now(job: WeightSource | None, source: WeightSource | None, number: int) -> str | None:
     if job is None or source is None or job is source:
         return "there is no such job" if job is not source else "that is itself"
     if job.spec.command is not None:
@@ -88,6 +129,32 @@ def _objection_now(job: Source | None, source: Source | None, number: int) -> st
     if job.begin_from != number and (job.begin_from or job.spec.weights):
         return f"it begins with {f'those of job {job.begin_from}' if job.begin_from else job.spec.weights} already"
     return objection(job.spec, source) or (None if source.saved else f"job {source.name} has saved no checkpoint yet")
+
+
+def trained_together(tx: Transaction, told: Sequence[tuple[int, Begun]]) -> None:
+    """What runners tell of first steps that jobs were to train together with others: these have waited for that, and may start."""
+    jobs = [job for job, one in told if one.source is not None and one.state in (JOINT, "cold")]
+    leases = {job: rest for job, *rest in tx.execute("joint_leases", jobs)} if jobs else {}
+    rows: dict[int, dict[str, Any]] = {}
+    waited: dict[int, int] = {}
+    for job, one in told:
+        partner, ours, theirs, waits = leases.get(job, (None, "", "", False))
+        if partner is None or one.source != partner:
+            continue
+        both = {"same_data": False, "expected": None, "state": one.state, "step": one.step, "decided_at": tx.now}
+        if one.state == JOINT:
+            data = data_of(msgspec.json.decode(ours, type=JobSpec))
+            rows[job] = {"job_id": job, "source": partner, "data": data, "labels": one.labels, "cost": 0, "why": one.why, **both}
+        if waits:
+            data, source = data_of(msgspec.json.decode(theirs, type=JobSpec)), job if one.state == JOINT else None
+            why = f"has trained {one.step} steps together with job {job}" if source else f"job {job} {one.why}"[:MOST_WORDS]
+            rows[partner] = {"job_id": partner, "source": source, "data": data, "labels": None, "cost": one.step, "why": why, **both}
+            waited[partner] = job
+    tx.upsert("beginnings", ["job_id"], list(rows.values()))
+    tx.update("jobs", ["id"], [{"id": job, "begins": JOINT, "begin_after": first} for job, first in waited.items()])
+    tx.update("dependencies", ["job_id", "needs"], [{"job_id": job, "needs": first, "met": True} for job, first in waited.items()])
+    ready = tx.execute("ready", list(waited)) if waited else []
+    move(tx, [Move(job, State.PENDING, f"job {waited[job]} has trained with it, or can't", "daemon") for (job,) in ready])
 
 
 def first_saved(tx: Transaction, jobs: Sequence[int]) -> None:

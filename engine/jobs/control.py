@@ -9,7 +9,7 @@ from typing import Any, Literal
 from ..errors import StokerError
 from ..spec.model import SERVES
 from ..store.transaction import Transaction
-from .leases import Stop, stop
+from .leases import LeaseStop, stop
 from .moves import Move, move
 from .owners import require_own
 from .states import FINAL, State
@@ -59,7 +59,7 @@ def _cancel(tx: Transaction, jobs: Sequence[Job], request: Control) -> dict[int,
     live = [job for job in jobs if job["id"] not in messages]
     leased = [job for job in live if job["lease_id"] is not None]
     tx.update("jobs", ["id"], [{"id": job["id"], "cancel_requested": True} for job in leased])
-    stop(tx, [Stop(job["lease_id"], "cancelled", request.user) for job in leased])
+    stop(tx, [LeaseStop(job["lease_id"], "cancelled", request.user) for job in leased])
     reason, changes = f"cancelled by {request.user}", {"cancel_requested": True, "outcome": "cancelled"}
     move(tx, [Move(job["id"], State.CANCELLED, reason, request.user, changes=changes) for job in live if job["lease_id"] is None])
     return messages | {job["id"]: "cancelled" if job["lease_id"] is None else "is being stopped" for job in live}
@@ -72,7 +72,7 @@ def _hold(tx: Transaction, jobs: Sequence[Job], request: Control) -> dict[int, s
     tx.update("jobs", ["id"], [{"id": job["id"], "held": True} for job in fresh])
     for job in fresh:
         tx.event("job.hold", request.user, job=job["id"])
-    stop(tx, [Stop(job["lease_id"], "held", request.user) for job in fresh if job["lease_id"] is not None])
+    stop(tx, [LeaseStop(job["lease_id"], "held", request.user) for job in fresh if job["lease_id"] is not None])
     pending = [job["id"] for job in fresh if job["lease_id"] is None and job["state"] == State.PENDING]
     move(tx, [Move(job, State.SUBMITTED, f"held by {request.user}", request.user) for job in pending])
     return messages | {job["id"]: _held(job) for job in fresh}

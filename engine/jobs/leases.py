@@ -12,8 +12,7 @@ import msgspec
 
 from ..adapters.stored_adapters import Beginning, choose
 from ..estimation.speeds import mix
-from ..spec.model import SERVES, JobSpec
-from ..spec.model import Stop as StopRule
+from ..spec.model import SERVES, JobSpec, Stop
 from ..store.transaction import Transaction
 from .moves import Move, move
 from .outcomes import SERVED_WELL, End, judge
@@ -33,7 +32,8 @@ class Grant:
     ``profile``: only to measure its speed. That is no attempt of the job's, and nothing of it counts as its run. ``lasts``: seconds from
     the grant, which comes after the decision, before which the right does not end. ``share``: whether it has its GPUs alone, and if not,
     ``memory``: bytes that it needs of each, 0: not known. ``begin_from``: a job with whose weights this one begins, from now on, while it
-    has none of its own; None: as its submitter, or an earlier grant, has said.
+    has none of its own; None: as its submitter, or an earlier grant, has said. ``joint``: a job that waits, and with which it trains first;
+    None: with one whose submitter has said so, if any.
     """
 
     job: int
@@ -44,11 +44,14 @@ class Grant:
     share: str = EXCLUSIVE
     memory: int = 0
     begin_from: int | None = None
+    joint: int | None = None
 
 
 def grant(tx: Transaction, grants: Sequence[Grant], policy: str, decision: int) -> list[int]:
     """Give leases to pending jobs; the caller has checked that jobs and GPUs are free. Answers with their numbers."""
     chosen = choose(tx, {given.job: given.begin_from for given in grants if not given.profile}) if grants else {}
+    alone = [given.job for given in grants if len(given.gpus) == 1 and not given.profile]
+    partners = dict(tx.execute("next_partners", alone)) if alone else {}
     before = {job: (attempts, source) for job, attempts, source in tx.execute("job_attempts", [g.job for g in grants])} if grants else {}
     leases, held, workers, moves = [], [], [], []
     for given in grants:
@@ -59,7 +62,8 @@ def grant(tx: Transaction, grants: Sequence[Grant], policy: str, decision: int) 
             source = None  # what the policy says is the first of its offers
         elif source is None:
             source = given.begin_from
-        options = _options(given.share, given.memory, source, chosen.get(given.job))
+        joint = given.joint if given.joint is not None else partners.get(given.job)
+        options = _options(given.share, given.memory, source, chosen.get(given.job), joint)
         expires = None if given.expires is None else max(given.expires, tx.now + given.lasts)
         leases.append({"id": lease, "job_id": given.job, "attempt": attempt, "gpu_count": len(given.gpus), "state": "granted",
                        "granted_at": tx.now, "expires_at": expires, "profile": given.profile, "policy": policy,
@@ -80,14 +84,15 @@ def grant(tx: Transaction, grants: Sequence[Grant], policy: str, decision: int) 
     return [lease["id"] for lease in leases]
 
 
-def _options(share: str, memory: int, begin_from: int | None, begins: Beginning | None = None) -> str | None:
+def _options(share: str, memory: int, begin_from: int | None, begins: Beginning | None = None, joint: int | None = None) -> str | None:
     options = {"memory": memory if share != EXCLUSIVE else 0, "begin_from": begin_from, "begins": begins.to_json() if begins else {}}
+    options["joint"] = joint
     return json.dumps({name: value for name, value in options.items() if value}) if any(options.values()) else None
 
 
 def _shared_options(how: Join, lease: Mapping[str, Any]) -> str | None:
     begins = json.loads(lease["begins"]) if lease["begins"] else {}
-    return _options(how.share, how.memory, lease["begin_from"], Beginning(**begins))
+    return _options(how.share, how.memory, lease["begin_from"], Beginning(**begins), lease["joint"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +117,7 @@ def join(tx: Transaction, joined: Mapping[int, Join], actor: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class LeaseStop:
     """A lease is to end. ``reason`` is a word of `leases.stop_reason`."""
 
     lease: int
@@ -121,7 +126,7 @@ class Stop:
     for_job: int | None = None
 
 
-def stop(tx: Transaction, stops: Sequence[Stop]) -> None:
+def stop(tx: Transaction, stops: Sequence[LeaseStop]) -> None:
     """Tell live leases to stop. Those already stopping keep their reason, but a cancellation overrides it: it decides the job's fate.
 
     A lease that no runner has taken up yet is no exception: its runner may be starting it at this moment, so only
@@ -244,7 +249,7 @@ def _finished(spec: JobSpec, lease: Mapping[str, Any]) -> bool:
     return _met(spec.stop, lease["metric"]) or (lease["total_steps"] is not None and lease["step"] >= lease["total_steps"] - 1)
 
 
-def _met(stop: StopRule, value: float | None) -> bool:
+def _met(stop: Stop, value: float | None) -> bool:
     if stop.metric is None or stop.target is None or value is None:
         return False
     return value >= stop.target if stop.mode == "max" else value <= stop.target

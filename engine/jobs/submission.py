@@ -17,7 +17,7 @@ from ..spec.check import MAX_EDGES, require_time
 from ..spec.model import SERVES, JobSpec, Submission, base_name
 from ..spec.same import differences
 from ..store.transaction import Transaction
-from .begin_from import Source, adapter_objection, objection, sources_of
+from .begin_from import WeightSource, adapter_objection, objection, partner_objection, sources_of
 from .states import FINAL, State
 
 
@@ -74,7 +74,7 @@ class _Context:
     pools: Pools
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     servers: set[int] = field(default_factory=set)  #: jobs that serve a model, as far as they were looked up
-    sources: dict[int, Source] = field(default_factory=dict)  #: jobs with whose weights others begin, as far as they were looked up
+    sources: dict[int, WeightSource] = field(default_factory=dict)  #: jobs with whose weights others begin, as far as they were looked up
     kept: dict[int | None, int | None] = field(default_factory=dict)  #: by signature, see `_kept`
 
     def add(self, table: str, row: dict[str, Any]) -> None:
@@ -163,7 +163,12 @@ def _context(tx: Transaction, batch: Sequence[SubmitRequest]) -> _Context:
     specs = [spec for request in batch for spec in request.submission.jobs]
     keys = [spec.idempotency_key for spec in specs if spec.idempotency_key]
     wanted = sorted(
-        {job for spec in specs for job in (*(item.job for item in spec.after), spec.weights_job, spec.begin_job) if job is not None}
+        {
+            job
+            for spec in specs
+            for job in (*(item.job for item in spec.after), spec.weights_job, spec.begin_job, spec.merge_job)
+            if job is not None
+        }
     )
     context = _Context(keys={}, names=_Names(), states={}, pools=pools_of(tx.execute("pool_sizes")))
     for job, owner, key, state, spec, submitted_at in tx.execute("idempotency", keys) if keys else ():
@@ -252,15 +257,18 @@ def _weights(tx: Transaction, fresh: Sequence[JobSpec], known: Mapping[str, int]
 
 
 def _begins(tx: Transaction, fresh: Sequence[JobSpec], known: Mapping[str, int], user: str, context: _Context) -> dict[str, int | str]:
-    """The same of jobs that begin with the adapter of another one, after its end."""
+    """The same of jobs that begin with the adapter of another one, after its end, or train their first steps together with it."""
     own = {spec.name: spec for spec in fresh}
     found: dict[str, int | str] = {}
     for spec in fresh:
-        if (word := spec.begin_job) is None:
+        field, word = ("merge", spec.merge_job) if spec.merge_job is not None else ("begin", spec.begin_job)
+        if word is None:
             continue
-        found[spec.name], source = _source(tx, ("begin", "the adapter"), spec, word, own, known, user, context)
-        if (words := adapter_objection(spec, source, spec.user or user)) is not None:
-            raise UsageError(f"begin: {spec.name}: {words}")
+        what = (field, "the adapter" if field == "begin" else "steps")
+        found[spec.name], source = _source(tx, what, spec, word, own, known, user, context)
+        objects = adapter_objection if field == "begin" else partner_objection
+        if (words := objects(spec, source, spec.user or user)) is not None:
+            raise UsageError(f"{field}: {spec.name}: {words}")
     return found
 
 
@@ -273,10 +281,10 @@ def _source(
     known: Mapping[str, int],
     user: str,
     context: _Context,
-) -> tuple[int | str, Source]:
+) -> tuple[int | str, WeightSource]:
     """The job that ``word`` means to a new one: its number, or its name where it is of the same request. ``what``: field, its thing."""
     if word in own and word != spec.name:
-        return word, Source(word, own[word], State.PENDING, saved=False, owner=own[word].user or user)
+        return word, WeightSource(word, own[word], State.PENDING, saved=False, owner=own[word].user or user)
     jobs = (known[word],) if word in known else context.names.find(word, spec.user or user)
     if not jobs:
         near = nearest(word, own.keys() - {spec.name})
@@ -338,7 +346,7 @@ def _remember(spec: JobSpec, job: int, state: State, owner: str, now: float, con
     context.states[job] = state
     if spec.kind == SERVES:
         context.servers.add(job)
-    context.sources[job] = Source(str(job), spec, state, saved=False, owner=owner)
+    context.sources[job] = WeightSource(str(job), spec, state, saved=False, owner=owner)
     context.names.add(owner, spec.name, (job,))
     if spec.idempotency_key is not None:
         context.names.add(owner, spec.idempotency_key, (job,), is_key=True)

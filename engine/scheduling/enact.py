@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..jobs.leases import EXCLUSIVE, Grant, Join, Stop, grant, join, stop
+from ..jobs.leases import EXCLUSIVE, Grant, Join, LeaseStop, grant, join, stop
 from ..store.transaction import Transaction
 from .policy_errors import told
 
@@ -42,7 +42,7 @@ class Enactment:
 
     decision: Decision
     grants: Sequence[Grant] = ()
-    stops: Sequence[Stop] = ()
+    stops: Sequence[LeaseStop] = ()
     renewals: Mapping[int, float | None] = field(default_factory=dict)  #: lease to its new end
     waiting: Sequence[tuple[int, str, str, bool]] = ()  #: job, code, reason, and whether the code has changed
     joined: Mapping[int, Join] = field(default_factory=dict)  #: leases whose GPUs are shared from now on

@@ -61,7 +61,7 @@ class Start(NamedTuple):
     joint: int | None = None  #: job that trains together with it, see `Allocation.joint`
 
 
-class Stop(NamedTuple):
+class PlannedStop(NamedTuple):
     job: int
     reason: str
     for_job: int | None  #: the job that gets its GPUs; None: it moves to other GPUs itself
@@ -91,7 +91,7 @@ class Joined(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Actions:
     starts: list[Start] = field(default_factory=list)
-    stops: list[Stop] = field(default_factory=list)
+    stops: list[PlannedStop] = field(default_factory=list)
     deferred: list[Deferred] = field(default_factory=list)
     renewals: list[Renewal] = field(default_factory=list)
     joined: dict[int, Joined] = field(default_factory=dict)  #: running jobs whose GPUs are shared from now on
@@ -103,7 +103,7 @@ class Evictions:
 
     gave_way: Mapping[tuple[int, int], float] = field(default_factory=dict)  #: (victim, job that got its GPUs) to time
 
-    def after(self, stops: list[Stop], now: float, limits: Limits) -> Evictions:
+    def after(self, stops: list[PlannedStop], now: float, limits: Limits) -> Evictions:
         """The evictions after ``stops`` are committed; those older than the cooldown are forgotten."""
         recent = {pair: ts for pair, ts in self.gave_way.items() if now - ts < limits.cooldown}
         recent.update({(stop.job, stop.for_job): now for stop in stops if stop.for_job is not None})
@@ -405,7 +405,7 @@ class _Tick:
 
     def _stop(self, job: int, for_job: int | None) -> None:
         self.stopped.add(job)
-        self.actions.stops.append(Stop(job, "preempted", for_job))
+        self.actions.stops.append(PlannedStop(job, "preempted", for_job))
 
     def _refuse(self, job: int, allocation: Allocation, text: str) -> None:
         self.refused.update(allocation.gpus)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...policies.contract import Floats, Phase
-from ..jobs.leases import Grant, Stop
+from ..jobs.leases import Grant, LeaseStop
 from .guards import RESOLUTION, anybody_waits
 from .view import Snapshot
 
@@ -23,7 +23,7 @@ Renewals = Mapping[int, float | None]  #: lease to its new end
 class Lapsed(NamedTuple):
     """Expired leases that the plan neither renews nor stops."""
 
-    stops: list[Stop]
+    stops: list[LeaseStop]
     spared: frozenset[int]  #: leases that continue until a job waits
 
 
@@ -35,7 +35,7 @@ def put_off(seen: Snapshot) -> dict[int, float | None]:
     return {int(seen.lease_id[row]): None if math.isinf(ends[row]) else float(ends[row]) for row in early.tolist()}
 
 
-def lapsed(seen: Snapshot, renewals: Renewals, stops: Sequence[Stop], grants: Sequence[Grant]) -> Lapsed:
+def lapsed(seen: Snapshot, renewals: Renewals, stops: Sequence[LeaseStop], grants: Sequence[Grant]) -> Lapsed:
     """Expired leases end with the plan, not before it: the policy was asked at their expiry or later, and could have renewed them.
 
     While the queue is empty they continue: an end would cost a job its work and gain nothing. A profiling run ends in any case,
@@ -45,18 +45,18 @@ def lapsed(seen: Snapshot, renewals: Renewals, stops: Sequence[Stop], grants: Se
     spared = over & ~seen.profiling
     if spared.any() and anybody_waits(seen.view, {grant.job for grant in grants}):
         spared[:] = False
-    ending = [Stop(lease, "expired", "daemon") for lease in seen.lease_id[over & ~spared].tolist()]
+    ending = [LeaseStop(lease, "expired", "daemon") for lease in seen.lease_id[over & ~spared].tolist()]
     return Lapsed(ending, frozenset(seen.lease_id[spared].tolist()))
 
 
-def next_end(seen: Snapshot, renewals: Renewals, stops: Sequence[Stop], grants: Sequence[Grant]) -> float:
+def next_end(seen: Snapshot, renewals: Renewals, stops: Sequence[LeaseStop], grants: Sequence[Grant]) -> float:
     """When the next of the continuing and new leases expires, in s since the epoch; inf: none does."""
     ends = _ends(seen, renewals, stops)
     coming = ends.min(initial=math.inf, where=ends > seen.view.now + RESOLUTION)
     return min([float(coming), *(grant.expires for grant in grants if grant.expires is not None)])
 
 
-def _ends(seen: Snapshot, renewals: Renewals, stops: Sequence[Stop]) -> Floats:
+def _ends(seen: Snapshot, renewals: Renewals, stops: Sequence[LeaseStop]) -> Floats:
     """A row a job: the end of its lease after the plan; inf: its lease is open-ended, or it is told to stop."""
     jobs = seen.view.jobs
     ends = np.where(jobs.phase == Phase.ACTIVE, np.inf if jobs.lease_end is None else jobs.lease_end, np.inf)

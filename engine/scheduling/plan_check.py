@@ -20,14 +20,15 @@ class PlanError(ValueError):
     """The policy's plan is impossible; the message names the job and the mistake."""
 
 
-#: from jobs, and the job with whose weights each is to begin, to the reasons why some cannot
+#: from jobs, and the job with whose weights each is to begin or with which it is to train, to the reasons why some cannot
 Objections = Callable[[Mapping[int, int]], Mapping[int, str]]
 
 
-def check(plan: Plan, view: View, *, reasons: bool = True, objections: Objections | None = None) -> Plan:
+def check(plan: Plan, view: View, *, reasons: bool = True, objections: Objections | None = None, apart: Objections | None = None) -> Plan:
     """The plan in plain numbers, or PlanError where it does not fit ``view``. Without ``reasons`` the reasons are left out.
 
     ``objections``: finds jobs that cannot begin with the weights of others, of which the view need not know; None: there are none.
+    ``apart``: finds jobs that cannot train together.
 
     A running job may keep its GPUs, even those that have gone out of use. Every new allocation must be a whole gang on
     usable GPUs that no other job of the plan has, unless a group of the plan shares them. Use the answer, not the policy's
@@ -72,6 +73,9 @@ def check(plan: Plan, view: View, *, reasons: bool = True, objections: Objection
     wanted = {job: one.begin_from for job, one in allocations.items() if one.begin_from is not None}
     for job, words in (objections(wanted) if objections is not None and wanted else {}).items():
         raise PlanError(f"job {job}: is to begin with the weights of job {wanted[job]}: {words}")
+    wanted = {job: one.joint for job, one in allocations.items() if one.joint is not None}
+    for job, words in (apart(wanted) if apart is not None and wanted else {}).items():
+        raise PlanError(f"job {job}: is to train together with job {wanted[job]}: {words}")
     return plain
 
 
@@ -80,8 +84,6 @@ def check_enacted(plan: Plan) -> Plan:
     for job, allocation in plan.allocations.items():
         if allocation.batch_size is not None:
             raise PlanError(f"job {job}: is to train with a batch of {allocation.batch_size}; the daemon does not change batch sizes")
-        if allocation.joint is not None:
-            raise PlanError(f"job {job}: is to train together with job {allocation.joint}; the daemon trains each job by itself")
     return plan
 
 

@@ -28,8 +28,8 @@ from ..errors import StokerError
 from ..forecast.expected_starts import estimate_starts
 from ..forecast.foretelling import LOOKS, Foretelling
 from ..forecast.trial import with_job
-from ..jobs.begin_from import planned
-from ..jobs.leases import Grant, Join, Stop
+from ..jobs.begin_from import not_together, planned
+from ..jobs.leases import Grant, Join, LeaseStop
 from ..json_rows import objects
 from ..spec.model import JobSpec
 from ..store.store import Committed, Store
@@ -262,7 +262,7 @@ class Scheduling:
         try:
             plan = state.policy.plan(seen.view)
             planned = time.perf_counter()
-            plan = check_enacted(check(plan, seen.view, objections=self._objections))
+            plan = check_enacted(check(plan, seen.view, objections=self._objections, apart=self._apart))
             actions = reconcile(seen.view, plan, self._limits, state.evictions)
             enactment = self._enactment(state, seen, plan, actions)
         except (Exception, SystemExit) as error:  # a policy may be any code
@@ -307,6 +307,13 @@ class Scheduling:
     def _objections(self, wanted: Mapping[int, int]) -> Mapping[int, str]:
         return planned(lambda jobs: self._store.rows("store/weight_sources", jobs), wanted)
 
+    def _apart(self, wanted: Mapping[int, int]) -> Mapping[int, str]:
+        return not_together(
+            lambda jobs: self._store.rows("store/weight_sources", jobs),
+            lambda owner, one, two: self._store.rows("store/joint_gains", owner, one, two)[0][0],
+            wanted,
+        )
+
     def _evictions(self, pool: str) -> Evictions:
         rows = self._store.rows("policy/recent_preemptions", pool, self._clock() - self._limits.cooldown)
         return Evictions({(victim, winner): ts for victim, winner, ts in rows})
@@ -326,11 +333,12 @@ class Scheduling:
                 start.share,
                 int(start.memory),
                 start.begin_from,
+                start.joint,
             )
             for start in actions.starts
         ]
         actor = f"policy:{state.setting.policy}"
-        stops = [Stop(int(seen.lease_id[row_of[job]]), reason, actor, for_job) for job, reason, for_job in actions.stops]
+        stops = [LeaseStop(int(seen.lease_id[row_of[job]]), reason, actor, for_job) for job, reason, for_job in actions.stops]
         renewals = put_off(seen)
         renewals.update(
             (int(seen.lease_id[row_of[job]]), lease_end)

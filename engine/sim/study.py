@@ -60,7 +60,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class WorkloadSource:
     """What tells a trace from others of its name."""
 
     sha256: str | None = None  #: of the file that it was read from
@@ -79,7 +79,7 @@ class Study:
     cluster: Cluster
     options: Options
     runs: Sequence[Run]
-    source: Source = Source()
+    source: WorkloadSource = WorkloadSource()
     control: Callable[[Choice, Options], Tuner] | None = None  #: makes the controller of choices that tune themselves
 
     @property

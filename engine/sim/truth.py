@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
+from itertools import combinations
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from ...policies.placement.cells import Grid
 from .run_options import Costs, Errors
 from .workload import Workload
 
+_FEW = 6  #: equals that take turns, of whom each group is looked at; more keep a GPU busy all the time
 LEAST_NOISE = 0.05  #: normal noise is cut off here: nothing is believed to take no time
 #: Standard error of the logarithm of what the maximum of iterations says of a job that stops at a metric: 002 fig. 5.1 has it spare up to
 #: 22 % of them for the best metric and 31 % for 99 % of that; evenly up to either, the root of the mean of log(1 - spared)^2 is 0.17.
@@ -104,8 +106,8 @@ class Truth:
         """Its speed of that alone where jobs take turns: who goes before has the GPU for as long as it computes, the others what is left.
 
         Who goes before computes for the part of the time in which it keeps a GPU busy alone; where that is not known, all the time.
-        Equals have as many turns each, of a step of theirs, and none more than it has steps alone; where steps are not known, as much
-        time each; or they slow each other as was measured of the pair.
+        Equals have as many turns each, of a step of theirs, but for those that load too long to ask for so many; where steps are not known,
+        as much time each; or they slow each other as was measured of the pair.
         """
         everyone = (job, *partners)
         rank = {one: self._rank(one) for one in everyone}
@@ -136,6 +138,9 @@ class Truth:
         handed = self._costs.turn if len(equals) > 1 else 0.0
         cycles = [step + self._costs.pause * below for step in steps]
         turns = [part * step + handed for part, step in zip(busy, steps, strict=True)]
+        if 1 < len(equals) <= _FEW:
+            loads = [max(cycle - turn, 0.0) for cycle, turn in zip(cycles, turns, strict=True)]
+            cycles = list(_cycles(tuple(loads), tuple(turns)))
         wanted = [turn / cycle for turn, cycle in zip(turns, cycles, strict=True)]
         return wanted, turns, [cycle / step for cycle, step in zip(cycles, steps, strict=True)]
 
@@ -197,6 +202,27 @@ class Truth:
         if rate <= 0:
             return math.inf
         return float(np.random.default_rng([self._seed, 4 if profile else 2, job, attempt]).exponential(1.0 / rate))
+
+
+@lru_cache(maxsize=1024)
+def _cycles(loads: tuple[float, ...], turns: tuple[float, ...]) -> tuple[float, ...]:
+    """Seconds from a step to the next, at least, of jobs that load and then wait for those that asked before: each what it sees of the
+    others as if it were not there, as in the mean value analysis of closed networks (Reiser and Lavenberg 1980).
+
+    Who does not load asks when its step is over, so another's step lies before it as a whole; who loads comes in the middle of one.
+    """
+    seen: dict[tuple[int, ...], dict[int, float]] = {(): {}}  #: by who is there: the cycle of each
+    for size in range(1, len(loads) + 1):
+        for there in combinations(range(len(loads)), size):
+            seen[there] = {}
+            for one in there:
+                others = seen[tuple(other for other in there if other != one)]
+                waits = sum(
+                    turns[other] * (1 - loads[other] / cycle) - turns[other] / cycle * min(loads[one], turns[other] / 2)
+                    for other, cycle in others.items()
+                )
+                seen[there][one] = loads[one] + turns[one] + max(waits, 0.0)
+    return tuple(seen[tuple(range(len(loads)))].values())
 
 
 def _divided(wanted: Sequence[float], weights: Sequence[float], whole: float) -> list[float]:

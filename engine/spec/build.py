@@ -239,6 +239,9 @@ def _recipe_problems(draft: _Draft, spec: JobSpec, name: str, recipes: Mapping[s
     if spec.begin not in (None, "never") and not recipes[name].leaves:
         known = ", ".join(each for each, recipe in recipes.items() if recipe.leaves)
         yield "begin", f"recipe {name} leaves nothing with which others could begin; those that do: {known}"
+    if spec.merge not in (None, "never") and not recipes[name].leaves:
+        known = ", ".join(each for each, recipe in recipes.items() if recipe.leaves)
+        yield "merge", f"recipe {name} trains nothing that others could share; those that do: {known}"
     try:
         recipes[name].resolve(spec.params, spec.backbone)
         if files and (wrong := recipes[name].unusable(spec.params, spec.backbone)):

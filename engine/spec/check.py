@@ -271,6 +271,31 @@ def _begin(spec: JobSpec) -> Iterator[Problem]:
             yield Problem("begin", f"and {field} both say what it begins with; keep one of them")
 
 
+def _merge(spec: JobSpec) -> Iterator[Problem]:
+    if spec.merge in (None, "never"):
+        return
+    job = spec.merge_job
+    if spec.merge == "compute":
+        yield Problem(
+            "merge", "compute is what share: {gpu: packed} does, with warm starts: jobs on one GPU, their backbone there once; write that"
+        )
+    elif job is None and spec.merge != "transfer":
+        yield Problem("merge", f"must be transfer, never or {FROM_JOB}NAME, not {shown(spec.merge)}")
+    elif job is not None and not (0 < len(job) <= MAX_NAME and job.isprintable() and job.strip() == job):
+        yield Problem("merge", f"must name a job, such as {FROM_JOB}amazon, not {shown(spec.merge)}")
+    if spec.recipe is None or spec.kind == SERVES:
+        yield Problem("merge", "is for a job that fine-tunes a backbone by a recipe, such as text-classifier; remove it")
+    if spec.params.get("layers") == "head" and spec.params.get("petl") in (None, "full"):
+        yield Problem("merge", "with layers: head nothing is trained but the head, which each job has for itself; train more, or remove it")
+    if spec.gpus_max > 1:
+        yield Problem("merge", f"is for jobs on one GPU, and this one takes up to {spec.gpus_max}; give gpus: 1, or remove it")
+    taken = {"replicas": spec.replicas, "reuse": spec.reuse, "memory": spec.memory, "weights": spec.weights}
+    taken |= {"begin": spec.begin_job if job is None else spec.begin if spec.begin != "never" else None}
+    for field, given in (*taken.items(), ("params.adapter", spec.params.get("adapter"))):
+        if given:
+            yield Problem("merge", f"is not carried out with {field}; remove one of them")
+
+
 def _loading(spec: JobSpec) -> Iterator[Problem]:
     given: list[tuple[str, Iterator[tuple[str, str]]]] = []
     if spec.reuse is not None:
@@ -410,6 +435,6 @@ def _recurring(spec: JobSpec) -> Iterator[Problem]:
 
 
 _RULES: tuple[Rule, ...] = (
-    _work, _names, _resources, _demand, _stop, _serving, _backbone, _weights, _begin,
+    _work, _names, _resources, _demand, _stop, _serving, _backbone, _weights, _begin, _merge,
     _loading, _blocks, _surroundings, _params, _times, _retries, _relations, _array, _recurring,
 )  # fmt: skip

@@ -141,6 +141,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("--backbone", "backbone", "Pre-trained model that it starts from, by name or directory."),
     Option("--weights", "weights", "What it begins with: the newest checkpoint of a job, or a file of weights.", "job:JOB|FILE"),
     Option("--begin", "begin", "Of a fine-tuning: with the adapter of an ended job of its backbone.", "auto|job:JOB|never"),
+    Option("--merge", "merge", "Of a fine-tuning: trained together with another job at first.", "job:JOB|transfer|never"),
     Option("--pool", "pool", "Pool of GPUs."),
     Option("--user", "user", "Owner, when not yourself."),
     Option("--priority", "priority", "Larger is more urgent.", "N", _scalar),

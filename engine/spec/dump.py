@@ -110,6 +110,7 @@ _WRITERS: dict[str, tuple[str, Callable[[JobSpec], Any]]] = {
     "warm": ("warm", lambda spec: spec.warm),
     "weights": ("weights", lambda spec: spec.weights),
     "begin": ("begin", lambda spec: spec.begin),
+    "merge": ("merge", lambda spec: spec.merge),
     **{name: (name, partial(_block, name)) for name in blocks.BLOCKS},
 }
 

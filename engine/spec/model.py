@@ -260,11 +260,6 @@ class Replicas(Block, frozen=True, kw_only=True, forbid_unknown_fields=True):
             yield "quorum_timeout", f"must be between 1s and 10m, not {self.quorum_timeout:g}s"
         if spec.reuse is not None or spec.pipeline is not None:
             yield "", "cannot go with reuse or pipeline, which read batches in an order of their own; remove one of them"
-        if spec.memory is not None:
-            yield (
-                "",
-                "cannot go with memory: a replica has its whole model on its GPU and computes batch_size samples at once; remove it",
-            )
         if spec.share is not None and (spec.share.gpu == "switched" or spec.share.input is not None):
             yield (
                 "",
@@ -345,6 +340,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     #: of a fine-tuning: ``auto``: with what an ended job of the same backbone left, where that helps; ``job:`` and a name or number: with
     #: what that job leaves, once it has ended; ``never`` (None): from the backbone
     begin: str | None = None
+    #: of a fine-tuning: ``job:`` and a name or number: its first steps are trained together with that job's, and on its GPUs; ``transfer``:
+    #: others may do so with this one; ``never`` (None): neither
+    merge: str | None = None
     replicas: Replicas | None = None  #: None: it is trained by one lease at a time
     host: Host | None = None  #: None: no limit
 
@@ -363,14 +361,19 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return self.begin[len(FROM_JOB) :] if self.begin is not None and self.begin.startswith(FROM_JOB) else None
 
     @property
+    def merge_job(self) -> str | None:
+        """Name or number of the job together with which its first steps are trained."""
+        return self.merge[len(FROM_JOB) :] if self.merge is not None and self.merge.startswith(FROM_JOB) else None
+
+    @property
     def waits_for(self) -> list[str]:
         """Jobs, as it names them, without which it cannot start. The weights of its own name are those of an earlier job."""
-        sources = [job for job in (self.weights_job, self.begin_job) if job and job != base_name(self.name)]
+        sources = [job for job in (self.weights_job, self.begin_job, self.merge_job) if job and job != base_name(self.name)]
         return [dependency.job for dependency in self.after] + sources
 
     def waits_by(self, job: str) -> str:
         """The field by which it waits for a job, or for a task of that array."""
-        named = {"begin": self.begin_job, "weights": self.weights_job}
+        named = {"begin": self.begin_job, "merge": self.merge_job, "weights": self.weights_job}
         return next((field for field, of in named.items() if of is not None and job in (of, base_name(of))), "after")
 
     @property

@@ -22,19 +22,19 @@ _PARAMETER = re.compile(r"\$(\w+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class QueryAnswer:
     columns: list[str]
     rows: list[tuple[Any, ...]]
     truncated: bool  #: there are more
 
 
-def read(store: Store, name: str, values: Mapping[str, Value], *, rows: int, seconds: float) -> Answer:
+def read(store: Store, name: str, values: Mapping[str, Value], *, rows: int, seconds: float) -> QueryAnswer:
     """Rows of ``sql/NAME.sql`` with those of the values that it takes. UsageError names one that it lacks."""
     with store.read(kept=False) as con:
         return read_on(con, name, values, rows=rows, seconds=seconds)
 
 
-def read_on(cursor: duckdb.DuckDBPyConnection, name: str, values: Mapping[str, Value], *, rows: int, seconds: float) -> Answer:
+def read_on(cursor: duckdb.DuckDBPyConnection, name: str, values: Mapping[str, Value], *, rows: int, seconds: float) -> QueryAnswer:
     """The same on a cursor, which ends with it."""
     import duckdb
 
@@ -59,7 +59,7 @@ def read_on(cursor: duckdb.DuckDBPyConnection, name: str, values: Mapping[str, V
     finally:
         watch.cancel()
         cursor.close()
-    return Answer(columns, list(found[:rows]), len(found) > rows)
+    return QueryAnswer(columns, list(found[:rows]), len(found) > rows)
 
 
 _LESS = "ask for less, such as the jobs of a shorter time"

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from ...policies.contract import Floats
 from .formats.from_stoker import SCALES
-from .models import CATALOGUES, Model
+from .models import CATALOGUES, TraceModel
 from .sampling import scale_rows
 from .trace import DEMANDS, TraceJob
 
@@ -110,7 +110,7 @@ def _most(job: TraceJob, wanted: Attributes) -> int:
     return max(job.gpus_min, min(most, wanted.gpus) if wanted.gpus else most)
 
 
-def _with_models(jobs: list[TraceJob], catalogue: Sequence[Model], wanted: Attributes, rng: np.random.Generator) -> list[TraceJob]:
+def _with_models(jobs: list[TraceJob], catalogue: Sequence[TraceModel], wanted: Attributes, rng: np.random.Generator) -> list[TraceJob]:
     even = _Wheel(catalogue, [1.0] * len(catalogue))
     of_scale = {scale: [model for model in catalogue if model.scale == scale] for scale in SCALES}
     wheels = {
@@ -124,15 +124,15 @@ def _with_models(jobs: list[TraceJob], catalogue: Sequence[Model], wanted: Attri
 class _Wheel:
     """Models to be drawn from, each in proportion to its weight."""
 
-    def __init__(self, models: Sequence[Model], weights: Sequence[float]) -> None:
+    def __init__(self, models: Sequence[TraceModel], weights: Sequence[float]) -> None:
         self.models = models
         self.edges: Floats = np.cumsum(weights) / sum(weights)
 
-    def at(self, draw: float) -> Model:
+    def at(self, draw: float) -> TraceModel:
         return self.models[min(int(np.searchsorted(self.edges, draw, side="right")), len(self.models) - 1)]
 
 
-def _trains(job: TraceJob, model: Model, per_node: int) -> TraceJob:
+def _trains(job: TraceJob, model: TraceModel, per_node: int) -> TraceJob:
     """The iterations follow from the duration and the model's speed (002 ch. 5.4.2)."""
     step = model.iteration(job.gpus_min, spread=job.gpus_min > per_node)
     iterations = None if step is None else max(1.0, float(round(job.duration / step)))

@@ -33,7 +33,7 @@ class Speed:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class TraceModel:
     name: str
     scale: str  #: small, medium or large: the GPU-time of its jobs
     share: float  #: of the jobs of its scale, against the shares of the scale's other models
@@ -82,27 +82,27 @@ def _goodput(step: tuple[float, ...], batch: tuple[int, int], most_of_gpu: int, 
 # nearest to ours. The largest tensors are a 3x3 convolution of 512 by 512 channels (ResNets), the embedding of the words (BERT), and
 # a 3x3 convolution of 512 by 1024 channels (YOLOv3).
 _DLT = (
-    Model(
+    TraceModel(
         "resnet18-cifar10", "small", 0.36, 129, False, Speed(0.1039, 0.0, 0.001452, 0.0252), 0.963, 0.127, 0.21,
         _goodput((0.01683, 7.109e-4, 0.03056, 0.005278, 0.1247, 0.002648, 2.235), (128, 4096), 1024, (250, 2500, 4840, 12200, 27400)),
     ),
-    Model(
+    TraceModel(
         "neumf-movielens", "small", 0.36, 32768, False, Speed(0.02132, 0.0, 0.003549, 0.01341), 0.105, 0.084, math.nan,
         _goodput((0.006944, 6.534e-7, 0.003136, 0.001164, 0.01459, 5.417e-4, 1.0), (256, 32768), 32768, (1.86e4, 4e6, 7.2e6, 3.3e7, 4.9e7)),
     ),
-    Model(
+    TraceModel(
         "deepspeech2-cmuarctic", "medium", 0.10, 20, False, Speed(0.6812, 0.0, 0.05064, 0.1441),
         goodput=_goodput((0.3104, 0.02388, 0.006398, 0.09848, 0.5039, 0.009865, 1.45), (20, 640), 80, (29, 2200, 25100, 163000, 163000)),
     ),
-    Model(
+    TraceModel(
         "bert-squad", "medium", 0.10, 12, False, Speed(0.9215, 0.0, 0.05512, 0.7327), 0.997, 0.831, 0.21,
         _goodput((0.1718, 0.05867, 0.2673, 0.0441, 1.409, 0.009403, 2.022), (12, 384), 12, (423, 423, 423, 774, 1120)),
     ),
-    Model(
+    TraceModel(
         "yolov3-voc-detection", "large", 0.06, 8, False, Speed(0.3261, 0.0, 0.01851, 0.4887), skew=0.076,
         goodput=_goodput((0.1872, 0.02538, 0.06246, 0.08111, 0.7477, 0.01072, 1.105), (8, 512), 16, (166, 369, 501, 979, 5160)),
     ),
-    Model(
+    TraceModel(
         "resnet50-imagenet", "large", 0.02, 200, False, Speed(0.9235, 0.0, 0.005889, 0.06149), 1.0, 0.549, 0.092,
         _goodput((0.0636, 0.004497, 0.06494, 0.01772, 0.3075, 0.006655, 2.675), (200, 12800), 200, (4420, 5970, 11400, 14300, 14400)),
     ),
@@ -134,12 +134,14 @@ _VICUNA_TASKS = (
 )  # fmt: skip
 
 
-def _tasks(backbone: str, tasks: tuple[tuple[str, int, str, int], ...], speed: Speed | None, skew: float = math.nan) -> tuple[Model, ...]:
+def _tasks(
+    backbone: str, tasks: tuple[tuple[str, int, str, int], ...], speed: Speed | None, skew: float = math.nan
+) -> tuple[TraceModel, ...]:
     """Fine-tuning tasks of one backbone; 002 ch. 3.5.1 keeps their batch sizes on any number of GPUs."""
-    return tuple(Model(f"{backbone}/{name}", scale, share / 100, batch, True, speed, skew=skew) for name, batch, scale, share in tasks)
+    return tuple(TraceModel(f"{backbone}/{name}", scale, share / 100, batch, True, speed, skew=skew) for name, batch, scale, share in tasks)
 
 
-CATALOGUES: dict[str, tuple[Model, ...]] = {
+CATALOGUES: dict[str, tuple[TraceModel, ...]] = {
     "dlt": _DLT,
     "vit-base": _tasks("vit-base", _VIT_TASKS, _VIT, _VIT_SKEW),
     "roberta-base": _tasks("roberta-base", _ROBERTA_TASKS, _ROBERTA, _ROBERTA_SKEW),

@@ -12,7 +12,7 @@ from typing import Any
 from .. import format as fmt
 from .formats.family import Family
 from .formats.known_formats import choose
-from .formats.rows import FIRST_DATE, LAST_DATE, LATEST, LONGEST_JOB, Context, Drop, Progress, Source, Tally, shown
+from .formats.rows import FIRST_DATE, LAST_DATE, LATEST, LONGEST_JOB, Context, Drop, Progress, Tally, TraceSource, shown
 from .formats.tables import read_durations, read_throughputs
 from .formats.titan_tables import FineTuning, find_tables
 from .trace import Trace, TraceJob
@@ -48,7 +48,7 @@ def read(
     """
     if not path.is_file():
         raise ValueError(f"{path}: is not a file" if path.exists() else f"{path}: there is no such file")
-    source = Source(path, progress)
+    source = TraceSource(path, progress)
     family = choose(source, format)
     tables = {"throughputs": throughputs, "durations": durations, "join": join}
     _refuse_options(family, tables)

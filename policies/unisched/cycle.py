@@ -1,4 +1,4 @@
-"""What a cycle has decided, from one plan of it to the next."""
+"""The decisions of a cycle, kept from one plan to the next."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from ..contract import Memory
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """What was decided at the beginning of a cycle, by job (id); it does not change when rows do."""
+    """Decisions at the begin of a cycle, by job id, as rows of the view change."""
 
     ends: float  #: when the next cycle begins
-    chosen: Mapping[int, bool] = field(default_factory=dict)  #: jobs that are to run, and whether on more nodes than they need
+    chosen: Mapping[int, bool] = field(default_factory=dict)  #: jobs that run, and whether on more nodes than they need
     planned: frozenset[int] = frozenset()  #: jobs that are to run later and still meet a deadline
     refused: frozenset[int] = frozenset()  #: jobs whose deadlines cannot be met beside the others'
-    hurried: frozenset[int] = frozenset()  #: jobs for which everything was decided anew within the cycle
-    quiet: bool = False  #: by the last plan nobody need be asked when the next cycle begins
-    status: str = "ok"  #: of the plan with which it began
-    gap: float | None = None  #: the same
+    hurried: frozenset[int] = frozenset()  #: jobs for which the cycle was decided again early
+    quiet: bool = False  #: by the last plan the policy need not be asked at the next cycle
+    status: str = "ok"  #: status of the plan that began it
+    gap: float | None = None  #: certified gap of that plan
 
 
 def kept(cycle: Cycle) -> dict[str, Any]:
-    """For the memory of the policy."""
+    """The cycle as the policy's memory."""
     chosen = [[job, apart] for job, apart in cycle.chosen.items()]
     planned, refused, hurried = (sorted(some) for some in (cycle.planned, cycle.refused, cycle.hurried))
     return {"ends": cycle.ends, "chosen": chosen, "planned": planned, "refused": refused, "hurried": hurried, "quiet": cycle.quiet}
 
 
 def last_cycle(memory: Memory) -> Cycle | None:
-    """What `kept` has put there; None: nothing."""
+    """The cycle that `kept` stored; None: there is none."""
     if memory is None:
         return None
     planned, refused, hurried = (frozenset(memory[name]) for name in ("planned", "refused", "hurried"))

@@ -23,16 +23,16 @@ EQUAL_FACTOR = 1.0 + 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Who holds what beyond now. One row a job of the view."""
+    """Which jobs keep GPUs beyond now. One row a job of the view."""
 
-    bound: Bools  #: holds GPUs under a lease that goes on, or that the engine protects: not to be touched
-    expired: Bools  #: holds GPUs, but its lease has run out (or never had an end): it is renewed, or gives way
-    leaving: Bools  #: its lease has run out on GPUs that are set aside, or that are not its gang (a profiling run): not renewed
+    bound: Bools  #: holds GPUs under a lease that goes on, or that a guard protects: it keeps them
+    expired: Bools  #: holds GPUs under an expired or open-ended lease: it is renewed, or gives way
+    leaving: Bools  #: its lease has expired on GPUs that are set aside or are not its gang (a profiling run): it is not renewed
     until: Floats  #: when a bound job's lease ends, ``now`` for all others
 
 
 def standing_of(view: View, aside: Bools, interrupted: Bools | None = None, ends: Floats | None = None) -> Standing:
-    """``aside``: GPUs of a static profiler, one a GPU of the view; nobody stays on them. ``interrupted``: jobs whose leases may end now.
+    """``aside``: GPUs of a static profiler, one a GPU of the view; no job stays on them. ``interrupted``: jobs whose leases may end now.
 
     ``ends``: when the leases of the jobs end; None: as the view says.
     """
@@ -55,7 +55,7 @@ def lease_ends(view: View) -> Floats:
 
 
 def misplaced(view: View, aside: Bools) -> Bools:
-    """Jobs that may not stay on what they hold once their lease has run out: GPUs that are set ``aside``, or not its gang."""
+    """Jobs that may not keep their GPUs after their leases: the GPUs are set ``aside``, or are not their gang."""
     jobs = view.jobs
     wrong: Bools = jobs.held != jobs.gpus_min
     wrong[jobs.holder[aside[jobs.alloc_gpus]]] = True
@@ -63,15 +63,15 @@ def misplaced(view: View, aside: Bools) -> Bools:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    """The optimisation with what is needed to read its answer. ``rows`` are rows of the view, one a job of the problem."""
+class WorkModel:
+    """The optimisation, and what is needed to read its answer. ``rows`` are rows of the view, one a job of the problem."""
 
     problem: Problem
     rows: Ints
     scattered: Bools  #: (options,) spread over more nodes than the gang needs
 
 
-def model(view: View, roles: Roles, standing: Standing, config: UniSchedConfig, open_gpus: Bools) -> Model:
+def model(view: View, roles: Roles, standing: Standing, config: UniSchedConfig, open_gpus: Bools) -> WorkModel:
     """``open_gpus``: usable GPUs that are not set aside, one a GPU of the view."""
     return _Modelling(view, roles, standing, config, open_gpus).model()
 
@@ -93,7 +93,7 @@ class _Modelling:
         self.begin = view.now + self.first * config.be_lease
 
     def _rows(self, capacity: Ints) -> Ints:
-        """Who takes part: all that may be given GPUs now, and jobs with deadlines that hold some but will need more.
+        """Jobs that take part: those that may get GPUs now, and jobs with deadlines that hold some but will need more.
 
         ``capacity``: GPUs that each job could have if all were free.
         """
@@ -108,7 +108,7 @@ class _Modelling:
         takes_part &= roles.wants <= capacity
         return np.flatnonzero(takes_part)
 
-    def model(self) -> Model:
+    def model(self) -> WorkModel:
         start, gpus, cells, slowdown, bonus = self._options()
         owner = np.repeat(np.arange(len(self.rows)), np.diff(start))
         tier_start, tier_leases, tier_room, tier_reward = self._tiers()
@@ -132,18 +132,18 @@ class _Modelling:
             first=self.first,
             memory=self.memory,
         )
-        return Model(problem, self.rows, slowdown > 1.0)
+        return WorkModel(problem, self.rows, slowdown > 1.0)
 
     # What is there
 
     def _available(self) -> Bools:
-        """GPUs that nobody holds beyond now."""
+        """GPUs that no job holds beyond now."""
         held = np.zeros(len(self.view.gpus), dtype=bool)
         held[self.jobs.alloc_gpus[self.standing.bound[self.jobs.holder]]] = True
         return ~held
 
     def _cells(self, available: Bools) -> Ints:
-        """(classes, levels) how many cells they make when every cell is as large as can be."""
+        """(classes, levels) numbers of cells, each as large as possible."""
         return np.array([self._cells_of(available & gpus) for gpus in self.large_enough])
 
     def _cells_of(self, gpus: Bools) -> Ints:
@@ -152,7 +152,7 @@ class _Modelling:
         whole[grid.node * grid.width + grid.index] = gpus
         counts = []
         for _ in range(grid.levels):
-            pairs = whole[: len(whole) if len(whole) > grid.nodes else 0]  # a node is no half of anything
+            pairs = whole[: len(whole) if len(whole) > grid.nodes else 0]  # a whole node has no buddy
             above = pairs[0::2] & pairs[1::2]
             counts.append(int(whole.sum()) - 2 * int(above.sum()))
             whole = above
@@ -177,7 +177,7 @@ class _Modelling:
         slower = self._slowdown(wants)
         apart = self._held_apart()
         expired = self.standing.expired[self.rows]
-        compact = ~(expired & apart)  # who is renewed stays where it is, at whatever speed
+        compact = ~(expired & apart)  # a renewed job keeps its GPUs, whatever its speed there
         slower = np.where(expired & apart & np.isinf(slower), EQUAL_FACTOR, slower)
         scattered = np.isfinite(slower) & ~(expired & ~apart)
         start = np.concatenate([[0], np.cumsum(compact.astype(np.int64) + scattered)])
@@ -222,7 +222,7 @@ class _Modelling:
         return max(throughput.consolidated(n, self.grid.largest(None)) / throughput.rate(n, spread=True), EQUAL_FACTOR)
 
     def _worth_of_staying(self) -> Floats:
-        """A suspension throws away its overhead: as a share of a lease, of the reward that such a lease earns without a deadline."""
+        """The reward for a renewal: a suspension would waste its overhead, here as a share of a best-effort lease's reward."""
         share = np.minimum(self.roles.overhead[self.rows] / self.config.be_lease, 1.0)
         return share * self._best_effort
 
@@ -250,7 +250,7 @@ class _Modelling:
 
     @cached_property
     def _work(self) -> Floats:
-        """Seconds of work, with a margin that no job is given up for."""
+        """Seconds of work, with a margin that makes no job miss its deadline."""
         room = next_deadline(self.jobs, self.view.now + self.roles.left)[self.rows] - self.begin
         doubt = 0.0 if self.jobs.uncertainty is None else np.nan_to_num(self.jobs.uncertainty[self.rows], posinf=1.0 / AT_ONCE)
         longer = self.left * (1.0 + self.config.margin + self.config.caution * doubt)
@@ -294,7 +294,8 @@ class _Modelling:
         """A reward that the text does not have, for jobs with deadlines that run before they must.
 
         The program sees no job that is still to come, so it puts off all deadlines that can be put off, in favour of any best-effort
-        job; then new deadlines take what was counted on. The power leaves jobs with much slack where they were: half of it is 0.06.
+        job; then new deadlines take the GPUs that those counted on. The power leaves jobs with much slack where they were: half of it
+        is 0.06.
         """
         time = next_deadline(self.jobs, self.view.now + self.roles.left)[self.rows] - self.view.now
         tight = np.clip(self.roles.left[self.rows] / np.maximum(time, 1.0), 0.0, 1.0)
@@ -304,11 +305,11 @@ class _Modelling:
 def _memory_classes(view: View, open_gpus: Bools) -> tuple[Ints, list[Bools]]:
     """The class of each job of the view, and the open GPUs that each class may have: class 0 all, every further one fewer.
 
-    A GPU or a job whose memory is not known goes with anything.
+    A GPU or a job of unknown memory fits all.
     """
     known, asked = view.gpus.memory, view.jobs.gpu_memory
     steps = np.unique(known[open_gpus & (known > 0)])
-    # Who asks for no more than the smallest has may have any; beyond the largest nothing is left but what is not known.
+    # A job that asks for no more than the smallest GPU may have any. Beyond the largest only GPUs of unknown memory are left.
     memory: Ints = np.searchsorted(steps, asked, side="left")
     of_class, memory = np.unique(np.append(memory, 0), return_inverse=True)
     bounds = [asked_for if asked_for < len(steps) else None for asked_for in of_class.tolist()]

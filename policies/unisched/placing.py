@@ -1,4 +1,4 @@
-"""From what a cycle has chosen to a Plan: who stays, who gives way, who starts where, and why the others wait."""
+"""From a cycle's choice to a Plan: which jobs stay, give way, or start where, and why the others wait."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MAIN, TOGETHER, APART = "main", "together", "apart"  #: where: the pool, the pro
 
 
 class _Kind(NamedTuple):
-    """What alike jobs ask of a placement: where one failed, so will the others."""
+    """What a job asks of a placement; where one job failed, all of its kind would."""
 
     gpus: int
     memory: float
@@ -63,7 +63,7 @@ class _Placing:
             self.profiler = self.main.copy()
             self.main.take(np.flatnonzero(aside))
             self.profiler.take(np.flatnonzero(~aside))
-        self.given: dict[int, tuple[int, ...]] = {}  #: by row, what starts and what is renewed
+        self.given: dict[int, tuple[int, ...]] = {}  #: by row, GPUs of jobs that start or are renewed
         self.preempted: list[int] = np.flatnonzero(standing.leaving).tolist()
         self.moving: set[int] = set()  #: renewed, but on other GPUs
         self.unplaceable: set[_Kind] = set()
@@ -82,7 +82,7 @@ class _Placing:
     def _start_chosen(self) -> None:
         """The largest first, as in the proof of Remark 5.1: large cells are handed out before they are split.
 
-        Before that, who may start on some nodes only, then who needs the GPUs with much memory: the others can do without these.
+        Jobs that may start on some nodes only come first, then jobs that need GPUs with much memory: the others can do without these.
         """
         heap = [self._precedence(row) for row in self.pending[self.chosen].tolist()]
         heapq.heapify(heap)
@@ -106,7 +106,7 @@ class _Placing:
         return bool((memory[memory > 0] < self.jobs.gpu_memory.max(initial=0.0)).any())
 
     def _make_room(self, row: int) -> list[int]:
-        """Take their GPUs from jobs that were renewed, and come later, so that this one finds its nodes; who they are."""
+        """Take GPUs from renewed jobs that come later, so that this one finds its nodes; returns these jobs."""
         n, memory = int(self.roles.wants[row]), float(self.jobs.asks[row])
         node, movable = self.view.gpus.node, dict[int, list[tuple[int, int]]]()
         fits = self.view.gpus.usable & self.main.large_enough(memory)
@@ -128,10 +128,10 @@ class _Placing:
         self.unplaceable.clear()
         return going
 
-    # Who holds GPUs
+    # Jobs that hold GPUs
 
     def _renew(self) -> list[int]:
-        """Chosen jobs keep their GPUs. The others' are for those that start, and are answered."""
+        """Chosen jobs keep their GPUs. Returns the others, whose GPUs are for jobs that start."""
         giving_way = []
         for row in self.preempted:
             self.main.release_soon(self.jobs.allocation(row).tolist())
@@ -145,7 +145,7 @@ class _Placing:
         return giving_way
 
     def _stay_or_go(self, giving_way: list[int]) -> None:
-        """Who was not chosen, but whose GPUs nobody gets, goes on: stopping it would gain nothing."""
+        """A job that was not chosen goes on where no other job gets its GPUs: stopping it would gain nothing."""
         taken = np.zeros(len(self.view.gpus), dtype=bool)
         for gpus in self.given.values():
             taken[list(gpus)] = True
@@ -157,11 +157,11 @@ class _Placing:
                 self.main.take(gpus)
                 self.given[row] = tuple(gpus)
 
-    # Who waits
+    # Jobs that wait
 
     @cached_property
     def fill(self) -> Ints:
-        """Waiting jobs as they fill what is left over: deadlines that can be met first, then the most reward a GPU.
+        """Waiting jobs in the order in which they fill free GPUs: deadlines that can be met first, then the most reward a GPU.
 
         Without an objective (5.6.2) any feasible choice is as good as any other: the first come are taken.
         """
@@ -190,7 +190,7 @@ class _Placing:
         gang, wants = int(self.jobs.gpus_min[row]), int(self.roles.wants[row])
         if self.roles.role[row] != Role.PROFILER or wants > self.profiler_gpus:  # a small profiler cannot hold every run
             return MAIN
-        # A gang that will be spread over nodes: what its links between nodes take is to be measured.
+        # A gang that will be spread over nodes: its communication between nodes is to be measured.
         return APART if wants < gang and self.main.nodes_needed(gang) > 1 and self.profiler_nodes >= wants else TOGETHER
 
     def _find(self, kind: _Kind) -> tuple[int, ...] | None:
@@ -220,7 +220,7 @@ class _Placing:
             end = self.view.now + config.be_lease + float(self.roles.overhead[row])
             return Allocation(gpus, end, profile=len(gpus) < int(self.jobs.gpus_min[row]))
         if role != Role.SLO:
-            # What is hardly longer than its start is no lease: it then goes on through the next cycle.
+            # A lease hardly longer than a start is useless: it then lasts through the next cycle.
             short = self.cycle.ends - self.view.now < min(float(self.roles.overhead[row]), config.be_lease / 2)
             return Allocation(gpus, None if self.endless and not short else self.cycle.ends + short * config.be_lease)
         # All leases of one kind end together (5.3.3.1): what one of them frees can be a whole node.
@@ -255,7 +255,7 @@ class _Placing:
 
 
 def _apart(place: Placement, n: int, memory: float, view: View) -> tuple[int, ...] | None:
-    """``n`` GPUs on as many nodes: for a gang that will be spread over nodes, what its links between nodes take is to be measured."""
+    """``n`` GPUs on as many nodes: for a gang that will be spread over nodes, its communication between nodes is to be measured."""
     trial = place.copy()
     found: list[int] = []
     for _ in range(n):

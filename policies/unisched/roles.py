@@ -1,4 +1,4 @@
-"""What a cycle knows of each job: its role, how long it needs and what it is worth (002 ch. 5.3.2 and 5.3.3.2)."""
+"""A cycle's knowledge of each job: its role, its remaining work and its worth (002 ch. 5.3.2 and 5.3.3.2)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ BEST_EFFORT_MOST = 0.99  #: of any best-effort job's reward: profiling comes bef
 
 
 class Role:
-    """How a job is dealt with in this cycle."""
+    """The part of a job in this cycle."""
 
-    PROFILER = 0  #: its speed is not known: it needs a profiling run
+    PROFILER = 0  #: its speed is unknown: it needs a profiling run
     SLO = 1  #: can still meet a deadline, if it gets its leases
     BEST_EFFORT = 2  #: has no deadline, or none that it can still meet
 
@@ -38,9 +38,9 @@ class Roles:
     left: Floats  #: seconds of work on its gang, placed as well as can be; of an SLO job never more than until its last deadline
     overhead: Floats  #: seconds that a suspension costs with its resumption
     lost: Bools  #: has a deadline, but none that it can still meet
-    toll: Floats  #: what the best-effort jobs that wait lose, in reward, if it runs to its end before them
+    toll: Floats  #: reward that waiting best-effort jobs lose if it runs to its end before them
     outweighed: Bools  #: could meet a deadline, but none that is worth its toll
-    chance: Floats  #: what its deadlines' rewards are multiplied with, 0 to 1: below 1 the estimate says that all will be missed
+    chance: Floats  #: factor of its deadlines' rewards, 0 to 1: below 1 the estimate says that all will be missed
 
 
 def roles_of(view: View, config: UniSchedConfig) -> Roles:
@@ -76,7 +76,7 @@ def _toll(view: View, slo: Bools, left: Floats, config: UniSchedConfig) -> Float
         return np.zeros(len(left))
     jobs, capacity = view.jobs, int(np.count_nonzero(view.gpus.usable))
     waiting = np.count_nonzero(~slo & (jobs.phase == Phase.PENDING) & (jobs.gpus_min <= capacity))
-    if not waiting:  # with no GPU nobody does
+    if not waiting:  # as in a pool without GPUs
         return np.zeros(len(left))
     toll: Floats = config.waiting_cost * waiting * left / HOUR * jobs.gpus_min / capacity
     return toll
@@ -100,7 +100,7 @@ def _chance(jobs: Jobs, slo: Bools, left: Floats, now: float, config: UniSchedCo
     """1 where the last deadline is met by a run from now on, if the estimate is right.
 
     Else the probability that an estimate is off, up or down, by as much as the job would be late. The first estimates of a job that
-    stops at a metric are hardly better than its maximum (5.3.2.2): whoever believes them gives up deadlines that are met.
+    stops at a metric are hardly better than its maximum (5.3.2.2): to believe them would give up deadlines that are met.
     """
     room = np.where(slo, jobs.deadline, now) - now
     chance = (slo & (left <= room + AT_ONCE)).astype(np.float64)

@@ -1,7 +1,7 @@
-"""Who must move so that a gang finds its nodes: the fewest GPUs.
+"""Finds the jobs that must move so that a gang finds its nodes: those with the fewest GPUs.
 
-Cells are counted for the whole pool (5.14), as if everybody could be packed anew. Those that renew their leases stay where they are,
-so it happens that there are cells enough and none is whole. Then some of them have to move, which costs each a suspension.
+Cells are counted for the whole pool (5.14), as if all jobs could be packed anew. But jobs that renew their leases keep their GPUs,
+so there may be enough cells and no whole node. Then some of them must move, which costs each a suspension.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def movers(parts: Sequence[int], free: Ints, movable: Mapping[int, Sequence[tupl
     closed: set[int] = set()
     chosen: set[int] = set()
     for need in parts:
-        best: tuple[int, int, list[int]] | None = None  #: GPUs moved, node, who
+        best: tuple[int, int, list[int]] | None = None  #: GPUs moved, node, jobs
         for node, available in enumerate(open_gpus):
             if node in closed:  # a part of the gang is there
                 continue

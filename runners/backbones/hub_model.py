@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,9 @@ from ...engine.errors import StokerError, UsageError
 from .. import packages
 from ..packages import imported
 from ..warm import held
-from .hub_directory import HubDirectory, find
+from .hub_directory import TIMM, HubDirectory, find
+
+log = logging.getLogger(__name__)
 
 #: So set, loading leaves no thread behind, which fork servers need, and fetches nothing.
 _QUIET = {
@@ -78,7 +81,8 @@ class HubModel:
     @property
     def layers(self) -> Sequence[nn.Module]:
         """Its blocks in order: the longest list of modules of one class."""
-        lists = [each for each in self.body.modules() if isinstance(each, nn.ModuleList) and len({type(one) for one in each}) == 1]
+        kinds = nn.Sequential if self.model.config.model_type == TIMM else nn.ModuleList
+        lists = [each for each in self.body.modules() if isinstance(each, kinds) and len({type(one) for one in each}) == 1]
         return max((list(each) for each in lists), key=len, default=[])
 
     @property
@@ -104,9 +108,14 @@ def load(name: str, dtype: str = "float32") -> HubModel:
     _require_memory(directory, dtype)
     with torch.random.fork_rng(devices=()):
         model, told = _of_transformers(directory, lambda: _read(transformers, directory, config, kind, dtype))
-    missing = sorted([*told["missing_keys"], *told["mismatched_keys"]], key=str)
-    if missing:
+    for weight, given, expected in sorted(told["mismatched_keys"], key=str):
+        raise directory.error(
+            f"has weights of another shape than its config says: {weight} is {list(given)}, and should be {list(expected)}"
+        )
+    if missing := sorted(told["missing_keys"]):
         raise directory.error(f"lacks the weights {missing[0]}, and {len(missing) - 1} more: it would begin with random ones")
+    if kind == _DECODER and (unused := sorted(told["unexpected_keys"])):
+        log.warning("of the weights of %s %d have no place in the model that its config says, such as %s", name, len(unused), unused[0])
     model.config.use_cache = False  # a training has no use for it
     return HubModel(directory, model.eval(), kind)
 
@@ -134,11 +143,18 @@ def taken(name: str, dtype: str, attention: str) -> HubModel:
     return found
 
 
+def random_llama(**config: Any) -> nn.Module:
+    """A Llama whose weights are drawn from the job's generator, as transformers draws them."""
+    transformers = library("transformers")
+    made: nn.Module = transformers.LlamaForCausalLM(transformers.LlamaConfig(use_cache=False, **config))
+    return made
+
+
 def require_plain(backbone: str, dtype: str, attention: str) -> None:
-    """A backbone that a recipe has by a name of its own."""
+    """Of what begins with random weights."""
     for name, value, plain in (("dtype", dtype, "float32"), ("attention", attention, "auto")):
         if value != plain:
-            raise UsageError(f"params.{name}: is for a backbone that is a directory; {backbone} is computed as it is: leave it out")
+            raise UsageError(f"params.{name}: is for a backbone that is loaded, not for backbone: {backbone}; leave it out")
 
 
 def require(found: HubModel, *kinds: str, recipe: str) -> HubModel:
@@ -179,7 +195,7 @@ def _kind(transformers: Any, directory: HubDirectory, config: Any) -> str:
 def _read(transformers: Any, directory: HubDirectory, config: Any, kind: str, dtype: str) -> tuple[Any, dict[str, Any]]:
     given: dict[str, Any] = {
         "config": config, "dtype": getattr(torch, dtype), "local_files_only": True, "use_safetensors": True, "output_loading_info": True,
-        "trust_remote_code": False,
+        "trust_remote_code": False, "ignore_mismatched_sizes": True,
     }  # fmt: skip
     found: tuple[Any, dict[str, Any]]
     if kind == _DECODER:

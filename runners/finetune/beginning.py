@@ -48,7 +48,7 @@ class State:
     """What was decided, as the file has it.
 
     ``phase``: cold: it trains from the backbone first, to compare; begun: it tries the adapter. The others are final: kept, undone, taken
-    (without a trial), none.
+    (without a trial), joint (it trained with another job first), none.
     """
 
     phase: str
@@ -69,6 +69,27 @@ def train(
     """Train to the end. False: asked to stop, and everything is in a checkpoint. ``make``: a trainer of the task; ``curve``: steps from the
     backbone, and what jobs like it had there as the metric of ``stop``."""
     return _Beginning(task, make, list(offers), list(curve), stop, checkpoints, ranks).run()
+
+
+def known(checkpoints: Path) -> State | None:
+    """What was decided, if anything."""
+    try:
+        return State(**json.loads((checkpoints / FILE).read_bytes()))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        log.warning("%s cannot be read (%s); it begins anew", checkpoints / FILE, error)
+        return None
+
+
+def keep(state: State, checkpoints: Path) -> None:
+    if state.phase == "none":
+        (checkpoints / FILE).unlink(missing_ok=True)
+        return
+    checkpoints.mkdir(parents=True, exist_ok=True)
+    unfinished = checkpoints / f".{FILE}.unfinished"
+    unfinished.write_text(json.dumps(asdict(state)))
+    unfinished.replace(checkpoints / FILE)
 
 
 def tell_left(trainer: Trainer, *, begun: bool) -> None:
@@ -108,7 +129,7 @@ class _Beginning:
         trainer = self.make(self.path, given=self.read[state.source] if begins and state.source is not None else None)
         done = trainer.run()
         if done:
-            tell_left(trainer, begun=state.phase in ("kept", "taken"))
+            tell_left(trainer, begun=state.phase in ("kept", "taken", "joint"))
         return done
 
     # With which
@@ -123,13 +144,13 @@ class _Beginning:
             if problem is None:
                 state = self._way(offer)
                 self._keep(state)
-                self._tell("begun", offer, damaged=damaged)
-                log.info("begins with the adapter of job %d (%s): %s", offer.job, offer.data, offer.why)
+                self._tell("joint" if offer.part else "begun", offer, damaged=damaged, step=offer.steps, cost=offer.steps)
+                log.info("begins with %s: %s", _what(offer), offer.why)
                 return state
             refused[offer.job] = problem
             if offer.here and ("damaged" in problem or "no longer there" in problem):
                 damaged[offer.job] = problem
-            log.warning("does not begin with the adapter of job %d: %s", offer.job, problem)
+            log.warning("does not begin with %s: %s", _what(offer), problem)
         self._keep(State("none"))
         if refused or again:
             words = "; ".join(f"job {job}: {problem}" for job, problem in refused.items()) or "what it had begun with is lost"
@@ -155,7 +176,7 @@ class _Beginning:
         if not offer.named and offer.digest == leaves.digest:
             return "it is of the same data"
         try:
-            found, about = leaves.read(self.task, Path(offer.directory))
+            found, about = leaves.read(self.task, Path(offer.directory, offer.part), whole=bool(offer.part))
         except StokerError as error:
             return str(error) if offer.here else f"what it has left lies in a place that this host does not read ({error})"
         if offer.same_kind and about.get("labels") != leaves.labels:
@@ -167,7 +188,7 @@ class _Beginning:
         """Whether what it was to go on with is no longer there, of a job that has no checkpoint itself."""
         if state.phase in ("cold", "begun", "taken"):
             return self._weights(state.source) is None
-        return state.phase == "kept" and not self.ranks.gather(Checkpoints(self.path / BEGUN).steps())[0]
+        return state.phase == "joint" or (state.phase == "kept" and not self.ranks.gather(Checkpoints(self.path / BEGUN).steps())[0])
 
     def _weights(self, source: int | None) -> Weights | None:
         """What was chosen before, which the job may have lost since."""
@@ -254,23 +275,11 @@ class _Beginning:
         script.report_of_adapters(begun=told)
 
     def _known(self) -> tuple[State | None, bool]:
-        own = bool(Checkpoints(self.path).steps())
-        try:
-            return State(**json.loads((self.path / FILE).read_bytes())), own
-        except FileNotFoundError:
-            return None, own
-        except (OSError, ValueError, TypeError) as error:
-            log.warning("%s cannot be read (%s); it begins anew", self.path / FILE, error)
-            return None, own
+        return known(self.path), bool(Checkpoints(self.path).steps())
 
     def _keep(self, state: State) -> State:
-        if self.ranks.first and state.phase == "none":
-            (self.path / FILE).unlink(missing_ok=True)
-        elif self.ranks.first:
-            self.path.mkdir(parents=True, exist_ok=True)
-            unfinished = self.path / f".{FILE}.unfinished"
-            unfinished.write_text(json.dumps(asdict(state)))
-            unfinished.replace(self.path / FILE)
+        if self.ranks.first:
+            keep(state, self.path)
         return state
 
     def _hand_over(self, name: str) -> None:
@@ -286,3 +295,7 @@ class _Beginning:
     def _clear(self) -> None:
         for each in (COLD, BEGUN) if self.ranks.first else ():
             shutil.rmtree(self.path / each, ignore_errors=True)
+
+
+def _what(offer: AdapterOffer) -> str:
+    return f"its half of {offer.steps} steps with job {offer.job}" if offer.part else f"the adapter of job {offer.job} ({offer.data})"

@@ -51,6 +51,10 @@ class LeftAdapter:
         else:
             petl.write_about(checkpoints / ADAPTER, {"backbone": self.backbone, "revision": self.revision, "petl": petl.FULL} | self.about)
 
+    def write_half(self, folder: Path) -> None:
+        """What the weights are of that a training together leaves for this one in a checkpoint there, whatever the form."""
+        petl.write_about(folder / ADAPTER, {"backbone": self.backbone, "revision": self.revision, "petl": petl.FULL} | self.about)
+
     def told(self, model: nn.Module, task: Task, checkpoints: Path) -> dict[str, Any]:
         """For the daemon, once it is written."""
         finite = all(bool(torch.isfinite(value).all()) for value in _trained(task).values())
@@ -61,17 +65,21 @@ class LeftAdapter:
         known = {"backbone": self.backbone, "revision": self.revision, "petl": self.form, "digest": self.digest, "labels": self.labels}
         return known | {"bytes": size} | ({"unusable": wrong} if wrong else {})
 
-    def read(self, task: Task, checkpoints: Path) -> tuple[dict[str, torch.Tensor], Mapping[str, Any]]:
-        """What another job has left, by names of this model, and what it is about. StokerError: it cannot be had, or is another's."""
+    def read(self, task: Task, checkpoints: Path, *, whole: bool = False) -> tuple[dict[str, torch.Tensor], Mapping[str, Any]]:
+        """What another job has left, by names of this model, and what it is about. StokerError: it cannot be had, or is another's.
+
+        ``whole``: it is the half of a training together, with the head.
+        """
         folder = checkpoints / ADAPTER
         about = _about(folder)
         for field, mine in (("revision", self.revision), ("trains", self.form)):
             if about.get(field) != mine:
                 what = f"is of another {'revision of the backbone' if field == 'revision' else 'form'}"
                 raise Conflict(f"what it has left {what} ({about.get(field)}, here {mine}), and they are never mixed")
-        expected = _trained(task)
+        expected = _trained(task, own=whole)
         try:
-            found = self._tensors(task, folder, about) if self.adapted is not None else self._of_checkpoint(task, checkpoints)
+            in_file = self.adapted is not None and not whole
+            found = self._tensors(task, folder, about) if in_file else self._of_checkpoint(task, checkpoints)
         except (OSError, ValueError, RuntimeError, KeyError) as error:
             raise NotFound(f"what it has left is damaged: {' '.join(str(error).split())[:200]}") from None
         if wrong := [name for name, value in expected.items() if name not in found or found[name].shape != value.shape]:
@@ -108,9 +116,9 @@ def digest_of(classes: Sequence[str], samples: Sequence[tuple[str, int]]) -> str
     return hashlib.sha256("\0\0".join(rows).encode()).hexdigest()[:16]
 
 
-def _trained(task: Task) -> dict[str, torch.Tensor]:
-    """What the task trains but for what it calls its own."""
-    return {name: value for name, value in task.model.named_parameters() if value.requires_grad and not task.owns(name)}
+def _trained(task: Task, *, own: bool = False) -> dict[str, torch.Tensor]:
+    """What the task trains but for what it calls its own, unless that is asked for too."""
+    return {name: value for name, value in task.model.named_parameters() if value.requires_grad and (own or not task.owns(name))}
 
 
 def _about(folder: Path) -> Mapping[str, Any]:

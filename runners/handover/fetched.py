@@ -18,7 +18,7 @@ from ...engine.client import Client
 from ...engine.errors import NotFound, Stale, StokerError, Unauthorized
 from ...engine.hosts.bundles import Damaged, fetch, needs, unpack
 from ...engine.protocol import BUNDLE, BundleWanted
-from .sent_checkpoints import AGAIN, TIMEOUT, TRIES
+from .sent_checkpoints import RETRY_SECONDS, TIMEOUT, TRIES
 
 log = logging.getLogger("stoker.runner")
 
@@ -119,11 +119,11 @@ class Fetcher(threading.Thread):
                     except NotFound as error:
                         if not wanted.comes:
                             return str(error)
-                        time.sleep(AGAIN / 4)
+                        time.sleep(RETRY_SECONDS / 4)
                         continue
                     except StokerError as error:
                         log.warning("%s; what is fetched waits", error, extra={"action": "unreachable"})
-                        time.sleep(AGAIN)
+                        time.sleep(RETRY_SECONDS)
                         continue
                     mark.truncate(0)
                     mark.write(wanted.mark)

@@ -19,7 +19,7 @@ from ...engine.protocol import BUNDLE_PIECE, CHECKPOINT_SENT, BundleKept, Bundle
 log = logging.getLogger("stoker.runner")
 
 TIMEOUT = 60.0  #: seconds for an answer: the daemon reads all of a tar for its digest
-AGAIN = 2.0  #: seconds until what the daemon did not answer is sent again
+RETRY_SECONDS = 2.0  #: seconds until what the daemon did not answer is sent again
 TRIES = 2  #: of what was damaged on its way
 
 
@@ -56,7 +56,7 @@ class CheckpointSender(threading.Thread):
                     log.warning("the checkpoint of job %d is not sent: %s", one.job, error)
                     break
                 except StokerError:  # nobody is there, or nothing can be stored
-                    time.sleep(AGAIN)
+                    time.sleep(RETRY_SECONDS)
                 except Exception:
                     log.exception("the checkpoint of job %d is not sent", one.job)
                     break

@@ -21,7 +21,7 @@ from ...engine.identity import Process
 from ...engine.protocol import Assignment, Outcome, Time, Whole
 from ..lease import processes
 from ..lease.rundir import ENV_TAG, REPLICAS, RunDir, checkpoints_of
-from ..lease.supervisor import LEASE_TAKEN_EXIT, Launch, Stop, register, write_exit
+from ..lease.supervisor import LEASE_TAKEN_EXIT, Launch, StopRequest, register, write_exit
 from ..warm.warm_starts import Forked
 from .report_tail import Acked, sizes
 
@@ -48,7 +48,7 @@ class Run:
         self.exit: dict[str, Any] | None = None  #: contents of exit.json
         self.supervisor: subprocess.Popen[bytes] | Forked | None = None  #: set if this agent started it
         self._cold: Launch | None = None  #: the launch, in case a fork server does not take it up
-        self.stopping: Stop | None = None  #: the stop request that it was sent
+        self.stopping: StopRequest | None = None  #: the stop request that it was sent
         self.disowned = False  #: the daemon says that it is not ours: end it without reports
         self.start_by: float | None = None  #: monotonic time until which it waits for free GPUs
         self.settled = False  #: its GPUs were checked after its end
@@ -310,7 +310,7 @@ class Run:
 
     def stop(self, reason: str, grace: float) -> None:
         """Ask it to leave; a later request may be more urgent than the first, never less."""
-        wanted = Stop(reason=reason, grace=grace)
+        wanted = StopRequest(reason=reason, grace=grace)
         if self.phase is Phase.ENDED or wanted == self.stopping:
             return
         if self.phase is Phase.WAITING and self._withhold():
@@ -334,7 +334,7 @@ class Run:
             # Of a former agent's supervisor that has not registered yet, only the tag is known.
             return not processes.end_tagged(self.dir.tag, _END_LEFTOVERS)
 
-    def _write_stop(self, wanted: Stop) -> bool:
+    def _write_stop(self, wanted: StopRequest) -> bool:
         try:
             self.dir.write("stop.json", wanted)
             return True

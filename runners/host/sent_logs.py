@@ -20,7 +20,7 @@ from .report_tail import Acked
 log = logging.getLogger("stoker.runner")
 
 _TIMEOUT = 10.0  #: seconds
-_AGAIN = 5.0  #: seconds until a failed request is sent again
+_RETRY_SECONDS = 5.0  #: seconds until a failed request is sent again
 _LONGEST = 1 << 20  #: bytes of a log's end that are sent
 _SENT = "log-sent"  #: file in the run directory: the daemon has the end of the log
 _REFUSED = (NotFound, UsageError, LimitExceeded, Stale)  #: errors that a repetition would not mend
@@ -57,10 +57,10 @@ class LogSender(threading.Thread):
             self._changed.wait_for(lambda: self._open == 0, seconds)
 
     def run(self) -> None:
-        again = time.monotonic() + _AGAIN
+        again = time.monotonic() + _RETRY_SECONDS
         while True:
             try:
-                wanted = self._wanted.get(timeout=_AGAIN if self._unsent else None)
+                wanted = self._wanted.get(timeout=_RETRY_SECONDS if self._unsent else None)
             except queue.Empty:
                 wanted = None
             if isinstance(wanted, LogRequest):
@@ -68,7 +68,7 @@ class LogSender(threading.Thread):
             elif wanted is not None:
                 self._send_end(wanted)
             if self._unsent and time.monotonic() >= again:
-                again, unsent, self._unsent = time.monotonic() + _AGAIN, self._unsent, []
+                again, unsent, self._unsent = time.monotonic() + _RETRY_SECONDS, self._unsent, []
                 for directory in unsent:
                     self._send_end(directory)
 

@@ -73,7 +73,7 @@ class Launch(TypedDict):
     host: NotRequired[dict[str, int]]  #: memory (bytes) and cpus of this host that it may use
 
 
-class Stop(TypedDict):
+class StopRequest(TypedDict):
     """Contents of stop.json: the reason, and the seconds between the request and the kill."""
 
     reason: str
@@ -99,10 +99,10 @@ def register(run: Path, process: Process | None, **facts: Any) -> bool:
         temporary.unlink()
 
 
-def read_stop(run: Path) -> Stop | None:
+def read_stop(run: Path) -> StopRequest | None:
     try:
         content = json.loads((run / "stop.json").read_bytes())
-        return Stop(reason=str(content["reason"]), grace=float(content["grace"]))
+        return StopRequest(reason=str(content["reason"]), grace=float(content["grace"]))
     except (OSError, ValueError, KeyError, TypeError):  # missing, or cut short by a full disk
         return None
 
@@ -125,7 +125,7 @@ class Supervisor:
         self.started_at = time.time()
         self.main: Main | None = None
         self.exit_code: int | None = None  #: of the main process, None while it runs
-        self.stop: Stop | None = None
+        self.stop: StopRequest | None = None
         self.asked: set[Process] = set()  #: processes that were sent SIGTERM
         self.caught = False  #: one of `asked` had a handler for it
         self.launchers: set[Process] = set()  #: launchers whose ranks were sent SIGTERM
@@ -249,7 +249,7 @@ class Supervisor:
             for key, _ in self.selector.select(_TICK if ending else self._next_look()):
                 key.data()
             if self.limits is not None and self.exit_code is None and self.limits.exceeded():
-                self._stop(Stop(reason=endings.HOST_MEMORY, grace=0.0))
+                self._stop(StopRequest(reason=endings.HOST_MEMORY, grace=0.0))
             childless = self._reap()
             self._look_for_daemon()
             if self.stop is None and self.exit_code is None:
@@ -289,7 +289,7 @@ class Supervisor:
         left = self._patience()
         self.look_at = time.monotonic() + (LOOK_SECONDS if left is None else min(max(left, 0.0), LOOK_SECONDS))
         if left is not None and left <= 0:
-            self._stop(Stop(reason=endings.UNHEARD, grace=max(self.launch.get("grace", 30.0) + left, 0.0)))
+            self._stop(StopRequest(reason=endings.UNHEARD, grace=max(self.launch.get("grace", 30.0) + left, 0.0)))
 
     def _ask(self, left: list[Stat]) -> None:
         """SIGTERM, once each, to the processes that decide for the others. Stopped ones are continued first, as they would not hear it."""
@@ -329,12 +329,12 @@ class Supervisor:
     def _on_signals(self) -> None:
         numbers = set(os.read(self.wake, 4096))
         if signal.SIGTERM in numbers:
-            self._stop(read_stop(self.run_dir) or Stop(reason=endings.TERMINATED, grace=30.0))
+            self._stop(read_stop(self.run_dir) or StopRequest(reason=endings.TERMINATED, grace=30.0))
         if signal.SIGUSR1 in numbers:
-            found = read_stop(self.run_dir) or Stop(reason=endings.TERMINATED, grace=0.0)
-            self._stop(Stop(reason=found["reason"], grace=0.0))
+            found = read_stop(self.run_dir) or StopRequest(reason=endings.TERMINATED, grace=0.0)
+            self._stop(StopRequest(reason=found["reason"], grace=0.0))
 
-    def _stop(self, stop: Stop) -> None:
+    def _stop(self, stop: StopRequest) -> None:
         """Begin to stop. A later request may shorten the grace, never lengthen it; its reason counts unless the main process has ended."""
         until = time.monotonic() + stop["grace"]
         self.kill_at = until if self.kill_at is None else min(self.kill_at, until)

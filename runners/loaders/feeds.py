@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from .readings.sizes import ITEM
+from .readings.sizes import QUEUED_ITEM_BYTES
 from .workers.chains import Carried, Done, Group, Unread
 from .workers.channel import SKIP, Channel, Item
 from .workers.faults import Drained, Leave, Stopped
@@ -62,7 +62,7 @@ class Indices:
     def take(self, leave: Leaving) -> Item:
         for position, index in self._indices:
             if not self._positions.hidden(position):
-                return Item((position,), SKIP if self._positions.skips(position) else index, ITEM)
+                return Item((position,), SKIP if self._positions.skips(position) else index, QUEUED_ITEM_BYTES)
         raise Drained
 
     @property
@@ -88,8 +88,8 @@ class Iteration:
         position, self._position = self._position, self._position + 1
         if self._positions.skips(position):
             self.read(None)
-            return Item((position,), SKIP, ITEM)
-        return Item((position,), None, ITEM)
+            return Item((position,), SKIP, QUEUED_ITEM_BYTES)
+        return Item((position,), None, QUEUED_ITEM_BYTES)
 
     def read(self, _: None) -> Any:
         try:
@@ -122,7 +122,7 @@ class Singles:
 
     @property
     def kept(self) -> tuple[int, int]:
-        return len(self._waiting), ITEM * len(self._waiting)  # nothing but indices goes together
+        return len(self._waiting), QUEUED_ITEM_BYTES * len(self._waiting)  # nothing but indices goes together
 
     def let_go(self) -> None:
         self._waiting.clear()
@@ -243,7 +243,7 @@ class Drawing:
         except StopIteration:
             raise Drained from None
         number, self._number = self._number, self._number + 1
-        return Item((number,), drawn, ITEM)
+        return Item((number,), drawn, QUEUED_ITEM_BYTES)
 
     def _taken(self, leave: Leaving) -> Any:
         try:

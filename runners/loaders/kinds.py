@@ -17,7 +17,7 @@ from .workers.worker_processes import ProcessPool, start_server
 
 log = logging.getLogger("stoker.loaders")
 
-CARRIED = (8, 64)  #: indices that go together to who reads them, at least and at most: as many as a batch has
+INDICES_SENT = (8, 64)  #: indices that go together to who reads them, at least and at most: as many as a batch has
 
 
 class Kinds:
@@ -46,7 +46,7 @@ class Kinds:
         """Items of a stage that go together to the processes that read them; 0: they go one by one, and are read here."""
         if index >= self.reader or not self.reads_ahead:
             return 0
-        few, many = CARRIED
+        few, many = INDICES_SENT
         return min(max(few, self._pools[self.reader].chain.size), many)
 
     def movable(self, index: int) -> bool:

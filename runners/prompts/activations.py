@@ -31,7 +31,6 @@ def features(llm: Llm, prompts: Sequence[Prompt]) -> NDArray[np.float32]:
                 vectors = llm.model.embed_tokens(torch.tensor(llm.ids(prompt)[:MOST_TOKENS], device=llm.device))
             else:
                 vectors = torch.as_tensor(prompt[:MOST_TOKENS], device=llm.device)
-            states, _ = llm.model.states(vectors[None])
-            rows.append(states[0].mean(0))
+            rows.append(llm.model.states(vectors[None])[0].mean(0))
     found: NDArray[np.float32] = torch.stack(rows).cpu().numpy() if rows else torch.empty(0, llm.model.shape.hidden).numpy()
     return found

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn import functional
 
 from ..backbones.pretrained import Llm
 from ..train.batches import interruptible
 from .labelled_samples import Sample, batch_of
-from .soft_prompt import SoftPrompt, loss, of_prompt
+from .soft_prompt import of_prompt
 
 if TYPE_CHECKING:
     from .lookup import Prompt
@@ -24,9 +25,9 @@ def score(llm: Llm, prompts: Sequence[Prompt], samples: Sequence[Sample], answer
     The samples are the same for all prompts, and all prompts have ``length`` tokens.
     """
     tokens, last, labels = (part.to(llm.device) for part in batch_of(samples))
-    found = []
+    words, found = torch.tensor(answers, device=llm.device), []
     with torch.no_grad():
         for prompt in interruptible(prompts):
-            model = SoftPrompt(llm, of_prompt(llm, prompt, length), answers).eval().to(llm.device)
-            found.append(float(loss(model, (tokens, last, labels))))
+            logits = llm.model.answer_of_many(of_prompt(llm, prompt, length), tokens, last, words)
+            found.append(float(functional.cross_entropy(logits, labels)))
     return found

@@ -25,6 +25,7 @@ class SoftPrompt(nn.Module):
         super().__init__()
         self.prompt = nn.Parameter(vectors.detach().clone())
         self.llm = llm.model
+        self.llm.found  # noqa: B018 - looks at the model as it is now: later it may be in parts, or in training
         self.register_buffer("answers", torch.tensor(answers), persistent=False)
 
     def forward(self, tokens: torch.Tensor, last: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ...engine.errors import Gathered, UsageError, nearest
@@ -63,10 +62,7 @@ class Recipe:
     doc: str
     target: str  #: module:function below this package, called with all params by keyword; returns a Task
     params: Mapping[str, Param] = field(default_factory=dict)
-    needs: tuple[str, ...] = ()  #: modules of the extra "recipes"
-    #: Names of pre-trained models for the `load_backbone(name)` of its module, whose result its tasks find loaded, by
-    #: `warm.held.take` or a cache of its own. A parameter `backbone` with choices need not be repeated here.
-    pretrained: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()  #: modules of the extras "recipes" and "llm"
     texts: bool = True  #: its backbone reads texts, by a tokenizer
     kind: Kind = "train"  #: of its jobs, unless they say another one
     answers: bool = False  #: its jobs may be of kind infer
@@ -87,19 +83,17 @@ class Recipe:
         return found
 
     def load(self) -> Callable[..., Task]:
-        loaded: Callable[..., Task] = getattr(self.module(), self.target.partition(":")[2])
+        module, _, function = self.target.partition(":")
+        loaded: Callable[..., Task] = getattr(importlib.import_module(f".{module}", __name__), function)
         return loaded
-
-    def module(self) -> ModuleType:
-        return importlib.import_module(f".{self.target.partition(':')[0]}", __name__)
 
     @property
     def backbones(self) -> tuple[str, ...]:
-        """Pre-trained models that it can start from; the first is the one that it takes where nothing else is said."""
+        """Names of pre-trained models that it can start from; the first is the one that it takes where nothing else is said."""
         param = self.params.get("backbone")
         if param is None or not param.choices:
-            return self.pretrained
-        return (str(param.default), *(name for name in param.choices if name not in (param.default, NO_BACKBONE)))
+            return ()
+        return tuple(name for name in dict.fromkeys((str(param.default), *param.choices)) if name not in ("", NO_BACKBONE))
 
     @property
     def leaves(self) -> bool:
@@ -119,12 +113,6 @@ class Recipe:
             return None
         return unusable(name, texts=self.texts)
 
-    def is_directory(self, backbone: str, spec: Mapping[str, Any]) -> bool:
-        """Whether a job loads its backbone as a directory: those are held by servers for all recipes."""
-        params = spec.get("params") or {}
-        tuned = params.get("petl") not in (None, "full") or bool(params.get("adapter"))
-        return backbone not in self.backbones or (backbone == hub_directory.MINILM and tuned)
-
     def backbone(self, spec: Mapping[str, Any]) -> str | None:
         """The pre-trained model that a job starts from, by its spec; None: none that a process can hold."""
         said = (spec.get("params") or {}).get("backbone") or spec.get("backbone")
@@ -140,14 +128,14 @@ def find(name: str) -> Recipe:
 
 
 def starting_from(backbone: str) -> str | None:
-    """The recipe whose jobs start from a backbone; `ANY`: it is a directory."""
-    found = next((recipe.name for recipe in RECIPES.values() if backbone in recipe.backbones), None)
-    return found or (ANY if hub_directory.is_named(backbone) else None)
+    """`ANY` where it is a backbone; None: no recipe's jobs start from it."""
+    named = any(backbone in recipe.backbones for recipe in RECIPES.values())
+    return ANY if named or hub_directory.is_named(backbone) else None
 
 
 def directory(backbone: str) -> str | None:
     """A model's directory by its absolute path, or its name in Hugging Face's cache; None: it is neither."""
-    if Path(backbone).is_dir() or backbone.startswith(("/", "./", "../", "~")):
+    if os.path.isdir(backbone) or backbone.startswith(("/", "./", "../", "~")):  # noqa: PTH112 - of any name
         return os.path.abspath(Path(backbone).expanduser())  # noqa: PTH100 - without following links, as in a job
     return backbone if hub_directory.is_named(backbone) else None
 
@@ -166,7 +154,7 @@ def unusable(backbone: str, *, texts: bool = False) -> str | None:
     return None
 
 
-ANY = "any"  #: in place of a recipe, of a fork server that holds a directory: jobs of all recipes that take one are its forks
+ANY = "any"  #: in place of a recipe, of a fork server that holds a backbone: jobs of all recipes that take it are its forks
 
 
 TEXT_DATASETS = ("trec", "sms-spam", "bbc", "movies", "amazon", "nyt", "tweets")
@@ -176,7 +164,7 @@ LLMS = ("smollm2-135m", "tiny")
 NO_BACKBONE = "none"  #: a choice of recipes that can begin with random weights
 
 _AS_LOADED = {
-    "dtype": Param("float32", "of the weights of a backbone that is a directory", choices=("float32", "bfloat16", "float16")),
+    "dtype": Param("float32", "of the backbone's weights", choices=("float32", "bfloat16", "float16")),
     "attention": Param(
         "auto", "what computes it there; auto: the library's choice", choices=("auto", "sdpa", "eager", "flash_attention_2")
     ),
@@ -195,6 +183,7 @@ _COLUMNS = {
     "label_column": Param("label", "name of the labels there"),
     "held_out": Param("", "a file of held-out samples; '': a fifth of each class of the data"),
 }
+_TEXT_LIBRARIES = ("safetensors", "tokenizers", "transformers")
 _SEED = Param(0, "of the data order, initial weights and dropout", low=0, high=2**31)
 
 RECIPES: dict[str, Recipe] = {
@@ -226,7 +215,7 @@ RECIPES: dict[str, Recipe] = {
                 "checkpoint_every": Param(25, "steps between checkpoints; 0: at the end only", low=0),
                 "seed": _SEED,
             },
-            ("safetensors", "tokenizers"),
+            _TEXT_LIBRARIES,
             answers=True,
             samples=("limit", "eval_limit"),
         ),
@@ -249,7 +238,7 @@ RECIPES: dict[str, Recipe] = {
                 "checkpoint_every": Param(25, "steps between checkpoints; 0: at the end only", low=0),
                 "seed": _SEED,
             },
-            ("safetensors", "PIL"),
+            ("safetensors", "transformers", "PIL"),
             texts=False,
             answers=True,
         ),
@@ -329,7 +318,7 @@ RECIPES: dict[str, Recipe] = {
                 "checkpoint_every": Param(10, "steps between checkpoints; 0: at the end only", low=0),
                 "seed": _SEED,
             },
-            ("safetensors", "tokenizers"),
+            _TEXT_LIBRARIES,
             kind="prompt",
         ),
         Recipe(
@@ -358,7 +347,7 @@ RECIPES: dict[str, Recipe] = {
                 "checkpoint_every": Param(50, "steps between checkpoints; 0: at the end only", low=0),
                 "seed": _SEED,
             },
-            ("safetensors", "tokenizers"),
+            _TEXT_LIBRARIES,
             answers=True,
         ),
         Recipe(

@@ -15,36 +15,18 @@ from torch import nn
 from ...engine.errors import UsageError, nearest
 from ..backbones import hub_model
 from ..backbones.hub_decoder import HubDecoder
-from ..backbones.llama import Llama, LlamaShape, Past
-from ..backbones.pretrained import Llm, ids_of, read_llm, smollm2_directory, text_of
+from ..backbones.pretrained import ids_of, text_of
 from ..finetune.left_adapter import LeftAdapter
 from ..finetune.petl import Adapted, Petl, adapt_decoder
 from ..train.batches import interruptible
 from ..train.task import Task
-from ..warm import held
-from . import LLMS, NO_BACKBONE, TEXT_DATASETS, texts
+from . import NO_BACKBONE, TEXT_DATASETS, texts
 
 _BYTES = 256  #: the vocabulary of a model that begins with random weights
 _LAYERS, _WIDTH, _HEAD = 4, 128, 64
 _CHUNK = 1 << 16  #: characters tokenised between looks at the request to stop
 _HELD_OUT = 0.1  #: of a file: its end
 _TOKENS = 32  #: that follow a text, unless a request says how many
-
-
-class LanguageModel(nn.Module):
-    """A decoder and its head. The head is tied to the embedding under a name of its own, so that the two may be in different parts."""
-
-    def __init__(self, decoder: Llama) -> None:
-        super().__init__()
-        self.decoder = decoder
-        with torch.device("meta"):  # nothing is drawn, and no memory taken, for weights that are replaced
-            self.head = nn.Linear(decoder.shape.hidden, decoder.shape.vocabulary, bias=False)
-        self.head.weight = decoder.embed_tokens.weight
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Logits (batch, length, vocabulary) of the token after each of ``tokens`` (batch, length)."""
-        logits: torch.Tensor = self.head(self.decoder.states(self.decoder.embed_tokens(tokens))[0])
-        return logits
 
 
 class Blocks:
@@ -119,18 +101,13 @@ def build(
         finish=None if leaves is None else leaves.write,
         leaves=leaves,
         prepare=lambda request: _beginning_of(request, ids, begun.context),
-        answer=lambda model, requests: [begun.words(_continuation(model, *request)) for request in requests],
+        answer=lambda model, requests: _continued(model, begun, requests),
     )
-
-
-def load_backbone(name: str) -> Llm:
-    """Not shared with others in the process, as it is to be trained."""
-    return read_llm(name)
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    model: LanguageModel | HubDecoder
+    model: HubDecoder
     ids: Callable[[str], Sequence[int]]  #: how it reads a text
     words: Callable[[Sequence[int]], str]  #: and writes one
     context: int  #: tokens that it sees at once
@@ -138,52 +115,34 @@ class Begun:
 
 
 def _beginning(backbone: str, dtype: str, attention: str, layers: int, width: int, context: int, asked: Petl) -> Begun:
-    if backbone == "smollm2-135m" and asked.wanted:
-        backbone = str(smollm2_directory())
-    if backbone not in (NO_BACKBONE, *LLMS):
-        _require_left_out(backbone, layers=layers, width=width)
-        found = hub_model.taken(backbone, dtype, attention)
-        model, tokenizer = HubDecoder(found, "causal-lm"), found.tokenizer
-        adapted = adapt_decoder(model, found.directory, asked) if asked.wanted else None
-        if adapted is None:
-            model.requires_grad_(True)
-        _require_fits(backbone, context, most := model.shape.context - model.skipped)
-        return Begun(model, lambda text: ids_of(tokenizer, text), lambda ids: text_of(tokenizer, ids), most, adapted)
-    if asked.wanted:
-        raise UsageError(f"params.petl: is for a backbone that is a directory, not for {backbone}; leave it out")
-    hub_model.require_plain(backbone, dtype, attention)
-    if backbone != NO_BACKBONE:
-        _require_left_out(backbone, layers=layers, width=width)
-        llm = held.take(backbone, load_backbone)
-        assert isinstance(llm.model, Llama)
-        _require_fits(backbone, context, llm.model.shape.context)
-        return Begun(LanguageModel(llm.model.requires_grad_(True)), llm.ids, llm.text, llm.model.shape.context)
-    plain = LanguageModel(_random(layers or _LAYERS, width or _WIDTH, context))
-    return Begun(plain, lambda text: list(text.encode()), lambda ids: bytes(ids).decode(errors="replace"), context)
-
-
-def _require_left_out(backbone: str, **given: int) -> None:
-    for name, value in given.items():
+    if backbone == NO_BACKBONE:
+        if asked.wanted:
+            raise UsageError(f"params.petl: there is nothing to adapt with backbone: {NO_BACKBONE}; leave it out")
+        hub_model.require_plain(backbone, dtype, attention)
+        plain = HubDecoder(_random(layers or _LAYERS, width or _WIDTH, context), context)
+        return Begun(plain, lambda text: list(text.encode()), lambda ids: bytes(ids).decode(errors="replace"), context)
+    for name, value in (("layers", layers), ("width", width)):
         if value:
             raise UsageError(f"params.{name}: {backbone} has its own; leave it out, or write 'backbone: {NO_BACKBONE}'")
-
-
-def _require_fits(backbone: str, context: int, most: int) -> None:
-    if context > most:
+    found = hub_model.decoder(hub_model.taken(backbone, dtype, attention), "causal-lm")
+    model, tokenizer = HubDecoder(found.model, found.context), found.tokenizer
+    adapted = adapt_decoder(model, found.directory, asked) if asked.wanted else None
+    if adapted is None:
+        model.requires_grad_(True)
+    if context > (most := model.shape.context - model.skipped):
         raise UsageError(f"params.context: {context} is more than {backbone} reads at once, {most} tokens; lower it")
+    return Begun(model, lambda text: ids_of(tokenizer, text), lambda ids: text_of(tokenizer, ids), most, adapted)
 
 
-def _random(layers: int, width: int, context: int) -> Llama:
+def _random(layers: int, width: int, context: int) -> nn.Module:
     """Of bytes, with heads of 64 numbers, and inner layers four times as wide as the others, as GPT (Radford et al. 2018)."""
     if width % _HEAD and (width > _HEAD or width % 2):
         raise UsageError(f"params.width: {width} must be a multiple of {_HEAD}, or even and less")
     heads = max(1, width // _HEAD)
-    shape = LlamaShape(
-        vocabulary=_BYTES, hidden=width, layers=layers, heads=heads, key_heads=heads, inner=4 * width, context=context
+    return hub_model.random_llama(
+        vocab_size=_BYTES, hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=heads,
+        intermediate_size=4 * width, max_position_embeddings=context, rms_norm_eps=1e-5, tie_word_embeddings=True,
     )  # fmt: skip
-    model = Llama(shape)
-    nn.init.normal_(model.embed_tokens.weight, std=0.02)  # the head too: with torch's 1.0 the first answers would be far off
-    return model
 
 
 # ---- text ----
@@ -257,21 +216,6 @@ def _beginning_of(request: Any, ids: Callable[[str], Sequence[int]], context: in
     return list(ids(text))[tokens - context :], tokens
 
 
-def _continuation(model: nn.Module, ids: list[int], tokens: int) -> list[int]:
-    """The likeliest token after each: keys and values of those before are kept."""
-    if isinstance(model, HubDecoder):
-        return model.continuation(ids, tokens)
-    assert isinstance(model, LanguageModel)
-    decoder = model.decoder
-    past: Past | None = None
-    now, found = ids, list[int]()
-    for _ in interruptible(range(tokens)):
-        states, own = decoder.states(decoder.embed_tokens(torch.tensor([now], device=decoder.embed_tokens.weight.device)), past)
-        past = (
-            own
-            if past is None
-            else [(torch.cat([k, key], 2), torch.cat([v, value], 2)) for (k, v), (key, value) in zip(past, own, strict=True)]
-        )
-        now = [int(model.head(states[:, -1]).argmax())]
-        found += now
-    return found
+def _continued(model: nn.Module, begun: Begun, requests: Sequence[tuple[list[int], int]]) -> list[str]:
+    assert isinstance(model, HubDecoder)
+    return [begun.words(model.continuation(ids, tokens)) for ids, tokens in requests]

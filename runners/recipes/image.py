@@ -113,6 +113,8 @@ def _seen(hub: hub_model.HubModel) -> tuple[int, Sequence[float], Sequence[float
     except (OSError, ValueError):
         said = {}
     config = hub.model.config
+    if timm := getattr(config, "pretrained_cfg", None):
+        said = {"image_mean": timm.get("mean"), "image_std": timm.get("std"), "size": list(timm.get("input_size") or [None])[-1]}
     side = getattr(config, "image_size", None) or _side(said.get("crop_size")) or _side(said.get("size")) or _SIDE
     channels = int(getattr(config, "num_channels", 3))
     if not isinstance(side, int) or channels not in (1, 3):

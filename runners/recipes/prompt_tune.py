@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ..backbones import hub_model
-from ..backbones.pretrained import Llm, llm_of, load_llm, placed
+from ..backbones.pretrained import Llm, llm_of, placed
 from ..lease.rundir import ENV_RUN_DIR
 from ..prompts.adapter_file import write_adapter
 from ..prompts.initial_prompt import Beginning, Start, home_of_job
@@ -22,9 +22,7 @@ from ..prompts.labelled_samples import Sample, Samples, batch_of, load_samples
 from ..prompts.soft_prompt import SoftPrompt, loss
 from ..train.batches import interruptible
 from ..train.task import Task
-from ..warm import held
 from ..worker import script
-from . import LLMS
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +51,7 @@ def build(
     checkpoint_every: int,
     seed: int,
 ) -> Task:
-    llm = placed(_beginning(backbone, dtype, attention))  # the lookup computes too
+    llm = placed(llm_of(hub_model.taken(backbone, dtype, attention)))  # the lookup computes too
     samples = load_samples(llm, data, max_tokens=max_tokens, prompt_tokens=tokens, balance=balance,
                            columns=Columns(text_column, label_column), held_out=held_out)  # fmt: skip
     beginning = Beginning(llm, samples, tokens, score_samples, seed, _deadline(), home_of_job())
@@ -75,18 +73,6 @@ def build(
         save_frozen=False,
         finish=functools.partial(_write, llm=llm, samples=samples, start=start),
     )
-
-
-def load_backbone(name: str) -> Llm:
-    """For a fork server too: the LLM is frozen, so what is held is never changed."""
-    return load_llm(name)
-
-
-def _beginning(backbone: str, dtype: str, attention: str) -> Llm:
-    if backbone not in LLMS:
-        return llm_of(hub_model.taken(backbone, dtype, attention))
-    hub_model.require_plain(backbone, dtype, attention)
-    return held.take(backbone, load_backbone)
 
 
 def _deadline() -> float | None:

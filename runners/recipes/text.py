@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from ...engine.errors import UsageError
-from .. import packages
 from ..backbones import hub_model
 from ..backbones.hub_body import HubTexts
 from ..finetune.kept_features import KeptFeatures
@@ -20,9 +19,7 @@ from ..finetune.petl import FULL, Adapted, Petl, adapt_body, take_head
 from ..prompts.labelled_files import Columns, read_labelled
 from ..train.batches import interruptible
 from ..train.task import Task
-from ..warm import held
 from . import texts
-from .encoder import HIDDEN, Encoder, load_encoder, load_tokenizer
 
 Sample = tuple[list[int], int]  #: token ids, label
 
@@ -33,13 +30,13 @@ _WARM_UP = 0.1  #: of the steps
 
 
 class Classifier(nn.Module):
-    """An encoder of texts, which gives vectors of ``hidden`` numbers, and a linear head."""
+    """A body that makes vectors of texts, and a linear head."""
 
-    def __init__(self, encoder: Encoder | HubTexts, hidden: int, classes: int) -> None:
+    def __init__(self, encoder: HubTexts, classes: int) -> None:
         super().__init__()
         self.encoder = encoder
         self.dropout = nn.Dropout(0.1)
-        self.head = nn.Linear(hidden, classes)
+        self.head = nn.Linear(encoder.hidden, classes)
 
     def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.head(self.dropout(self.encoder(tokens, mask)))
@@ -74,13 +71,13 @@ def build(
     columns = Columns(text_column, label_column)
     found = read_labelled(data, columns=columns, held_out=held_out, most=None) if data else texts.load(dataset)
     asked = Petl(petl, r, targets, adapter)
-    encoder, hidden, tokenizer, adapted, revision = _beginning(backbone, dtype, attention, layers, max_tokens, asked)
+    encoder, tokenizer, adapted, revision = _beginning(backbone, dtype, attention, layers, max_tokens, asked)
     train = _tokenised(tokenizer, found.train[: limit or None])
     kept = _tokenised(tokenizer, found.held_out[:eval_limit])
 
     if features == KEPT:
         encoder.kept = _kept(encoder, layers, asked)
-    model = Classifier(encoder, hidden, len(found.classes))
+    model = Classifier(encoder, len(found.classes))
     if adapted is not None:
         take_head(model.head, found.classes, adapter)
     leaves = LeftAdapter(
@@ -117,21 +114,10 @@ def build(
     )
 
 
-def load_backbone(name: str) -> Encoder:
-    """minilm is the only one that the recipe has by name."""
-    return load_encoder()
-
-
 def _beginning(
     backbone: str, dtype: str, attention: str, layers: str, max_tokens: int, asked: Petl
-) -> tuple[Encoder | HubTexts, int, Any, Adapted | None, str]:
-    """What the texts go through, how wide its vectors are, its tokenizer, what of it is tuned, if not itself, and its revision."""
-    if backbone == "minilm" and not asked.wanted:
-        hub_model.require_plain(backbone, dtype, attention)
-        tokenizer = load_tokenizer(max_tokens)
-        encoder = held.take(backbone, load_backbone)
-        encoder.freeze({"head": len(encoder.layers), "last": len(encoder.layers) - 1, "all": 0}[layers])
-        return encoder, HIDDEN, tokenizer, None, f"{packages.MINILM.sha256[:12]} of our encoder"
+) -> tuple[HubTexts, Any, Adapted | None, str]:
+    """What the texts go through, its tokenizer, what of it is tuned, if not itself, and its revision."""
     found = hub_model.of_texts(hub_model.taken(backbone, dtype, attention), "text-classifier")
     if max_tokens > found.context:
         raise UsageError(f"params.max_tokens: {max_tokens} is more than {backbone} reads at once, {found.context} tokens; lower it")
@@ -140,17 +126,19 @@ def _beginning(
     adapted = adapt_body(texts, found.directory, asked) if asked.wanted else None
     if adapted is not None and adapted.prompt + max_tokens > found.context:
         raise UsageError(f"params.r: {adapted.prompt} tokens and params.max_tokens are more than {backbone} reads at once, {found.context}")
-    return texts, texts.hidden, found.tokenizer, adapted, found.directory.revision
+    return texts, found.tokenizer, adapted, found.directory.revision
 
 
-def _kept(encoder: Encoder | HubTexts, layers: str, asked: Petl) -> KeptFeatures:
+def _kept(encoder: HubTexts, layers: str, asked: Petl) -> KeptFeatures:
     """Where the features of the frozen part are kept, if there is such a part."""
     if asked.wanted:
         raise UsageError("params.features: an adapter is trained in all layers, so nothing below it is frozen; leave features out")
     if layers == "all":
         raise UsageError("params.features: with layers: all nothing is frozen; leave features out, or train fewer layers")
-    if isinstance(encoder, HubTexts) and layers != "head":
-        raise UsageError("params.features: of a backbone that is a directory they are kept with layers: head only; leave features out")
+    if layers == "last" and not encoder.keeps_below():
+        raise UsageError(
+            "params.features: below the last layer of this model they cannot be kept; leave features out, or give layers: head"
+        )
     return KeptFeatures(Path(given) if (given := os.environ.get("STOKER_RUN_DIR")) else None)
 
 

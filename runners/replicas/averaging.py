@@ -7,7 +7,7 @@ mean over the whole global batch, whoever computed which part of it. Replicas en
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,13 +15,13 @@ from torch import nn
 
 from ...engine.errors import StokerError
 from ..train import rng
-from ..train.batches import to_device
-from ..train.step import PlainStep, checked, untied
-from ..train.task import Task
-from ..worker.ranks import Ranks
+from ..train.step import PartialStep
 from . import sample_ledger
 from .membership import Decision
 from .replica_group import Group
+
+BUNDLE = 4 << 20  #: numbers, after which another bundle of gradients begins
+Sent = tuple[torch.Tensor, Any]  #: a bundle, and its sum that is under way
 
 
 class Behind(Exception):
@@ -32,36 +32,53 @@ class Behind(Exception):
         self.decision = decision
 
 
-class ReplicaStep(PlainStep):
+class ReplicaStep:
     """Computes this member's share of a step, sums with the others, and computes more where one of them was lost.
 
-    ``load``: a batch of the positions of the present step; ``meet``: who takes the step, once the members of before are no more.
+    ``work``: how gradients are computed and weights moved; ``load``: a batch of the positions of the present step; ``meet``: who takes the
+    step, once the members of before are no more. The gradients are summed in *bundles* of parameters, from the last one to the first: a
+    bundle is on its way as soon as all of its gradients are there, beside what is still computed.
     """
 
+    accumulate = 1
+
     def __init__(
-        self, task: Task, ranks: Ranks, group: Group, most: int, load: Callable[[range], Any], meet: Callable[[], Decision]
+        self, work: PartialStep, group: Group, seed: int, most: int, load: Callable[[range], Any], meet: Callable[[], Decision]
     ) -> None:
-        super().__init__(task, ranks)
-        self.group, self.most, self.load, self.meet = group, most, load, meet
+        self.work, self.group, self.seed, self.most, self.load, self.meet = work, group, seed, most, load, meet
         self.batch = group.settings.batch
         self.loss = 0.0  #: summed over this member's samples; after `reduce` the mean of the step
+        self.values: dict[str, float] = {}
+
+    def place(self, model: nn.Module) -> nn.Module:
+        self.model, placed = model, self.work.place(model)
+        self.optimizer = self.work.optimizer
+        self.trained = [each for each in model.parameters() if each.requires_grad]
+        self.bundles = _bundles(self.trained)
+        return placed
+
+    def prepare(self) -> None:
+        """What takes long once is done before others wait for it."""
+        self.work.prepare(self.load(range(self.most)))
 
     def begin(self, decision: Decision) -> None:
         """The members of the step that comes."""
         self.decision = decision
 
-    def gradients(self, batches: Sequence[Any], weight: float) -> torch.Tensor:
-        self.loss, self.computed = 0.0, 0.0
+    def update(self, batches: Sequence[Any], weight: float) -> torch.Tensor:
+        """The batches of this step are the ledger's."""
+        self.loss, self.computed, self.values = 0.0, 0.0, {}
+        self.model.train()
+        self.optimizer.zero_grad(set_to_none=True)
         self.group.tell(done=())
         self._compute()
-        return torch.tensor(self.loss / self.batch)
-
-    def update(self, batches: Sequence[Any], weight: float) -> torch.Tensor:
-        super().update(batches, weight)
+        self.reduce(self.trained)
+        self.work.move()
         return torch.tensor(self.loss)
 
     def _compute(self) -> None:
         """Add what is this member's to do to its sum."""
+        self.sent: list[Sent] = []  #: bundles on their way
         share = self.decision.shares.get(self.group.me.lease)
         if share is None:  # it has just copied the state
             return
@@ -69,42 +86,61 @@ class ReplicaStep(PlainStep):
             self.optimizer.zero_grad(set_to_none=True)
             self.loss = 0.0
         began = time.perf_counter()
-        with untied(self.model):
-            for positions in sample_ledger.batches(share.todo, self.most):
-                self._add(positions)
+        todo = sample_ledger.batches(share.todo, self.most)
+        rounds = _divided(todo, self.work.together or len(todo))
+        for number, positions in enumerate(rounds, 1):
+            self._round(positions, last=number == len(rounds))
         self.computed += time.perf_counter() - began
         self.group.tell(done=share.all)
 
-    def _add(self, positions: range) -> None:
-        data = to_device(self.load(positions), self.ranks.device)
-        rng.seed_all(rng.mixed(self.task.seed, self.group.me.step, positions.start))
-        loss = checked(self.task.loss(self.parallel, data))
-        (loss * (len(positions) / self.batch)).backward()  # type: ignore[no-untyped-call]
-        self.loss += loss.item() * len(positions)
+    def _round(self, positions: Sequence[range], last: bool) -> None:
+        """Add the gradients of so many batches. Those of several rounds are summed round by round."""
+        before = {each: each.grad.clone() for each in self.trained if each.grad is not None}
+        self.optimizer.zero_grad(set_to_none=True)
+        whole: set[nn.Parameter] = set()
+
+        def arrived(found: Sequence[nn.Parameter]) -> None:
+            for each in found:
+                if each in before:
+                    each.grad = before[each] if each.grad is None else each.grad.add_(before[each])
+            whole.update(found)
+            while last and len(self.sent) < len(self.bundles) and whole.issuperset(bundle := self.bundles[len(self.sent)]):
+                self._send(bundle)
+
+        seeds = [rng.mixed(self.seed, self.group.me.step, each.start) for each in positions]
+        scales = [len(each) / self.batch for each in positions]
+        losses = self.work.share(map(self.load, positions), seeds, scales, arrived)
+        arrived([each for each in self.trained if each not in whole])
+        self.loss += sum(loss * len(each) for loss, each in zip(losses, positions, strict=True))
+        for name, value in self.work.values.items():
+            self.values[name] = max(self.values.get(name, 0.0), value) if name == "swap_peak" else self.values.get(name, 0.0) + value
+
+    def _send(self, bundle: Sequence[nn.Parameter]) -> None:
+        flat = _joined([_gradient(each) for each in bundle], _carrier(bundle[0].dtype))
+        self.sent.append((flat, self.group.start(flat, self.decision)))
 
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
-        trained = [parameter for parameter in parameters if parameter.requires_grad]
-        while not self._summed(trained):
+        while not self._summed(parameters):
             self.decision = self.meet()
             if self.decision.lags(self.group.me.lease):
                 raise Behind(self.decision)
             self._compute()
 
     def _summed(self, parameters: Sequence[nn.Parameter]) -> bool:
+        for bundle in self.bundles[len(self.sent) :]:
+            self._send(bundle)
         own = self.group.me.lease
         done = self.group.me.done
         begun = [parameter.grad is not None for parameter in parameters]
         told = [sample_ledger.size(done), sample_ledger.checksum(done), self.loss, *begun]
         counts = torch.tensor(told, dtype=torch.float64)
-        flat = {
-            kind: _joined([_gradient(each) for each in parameters if _carrier(each.dtype) is kind], kind) for kind in _kinds(parameters)
-        }
         first = next(one.lease for one in self.decision.members if one.lease in self.decision.shares)
         buffers = _buffers(self.model)
         values = _joined(buffers, torch.float64)
         if own != first:
             values.zero_()
-        if not self.group.sum([counts, *flat.values(), *([values] if len(values) else [])], self.decision):
+        under_way = [work for _, work in self.sent]
+        if not self.group.sum([counts, *([values] if len(values) else [])], self.decision, under_way):
             return False
         samples, places, loss, *any_begun = counts.tolist()
         whole = ((0, self.batch),)
@@ -113,8 +149,8 @@ class ReplicaStep(PlainStep):
                 f"replicas: the samples of step {self.group.me.step} do not add up: {samples:.0f} of {self.batch}; nothing was moved, "
                 "and this is a mistake of Stoker's: please tell it with the logs of all members"
             )
-        for kind, summed in flat.items():
-            _take([each for each in parameters if _carrier(each.dtype) is kind], summed)
+        for bundle, (summed, _) in zip(self.bundles, self.sent, strict=True):
+            _take(bundle, summed)
         for parameter, some in zip(parameters, any_begun, strict=True):
             if not some:  # as it is where one trains alone: the optimizer leaves it as it is
                 parameter.grad = None
@@ -122,14 +158,31 @@ class ReplicaStep(PlainStep):
         self.loss = loss / self.batch
         return True
 
+    def close(self) -> None:
+        self.work.close()
+
 
 def _carrier(kind: torch.dtype) -> torch.dtype:
     """In which numbers those of a kind are summed."""
     return torch.float64 if kind == torch.float64 else torch.float32
 
 
-def _kinds(parameters: Iterable[nn.Parameter]) -> list[torch.dtype]:
-    return list(dict.fromkeys(_carrier(each.dtype) for each in parameters))
+def _divided(todo: Sequence[range], most: int) -> list[Sequence[range]]:
+    return [todo[begin : begin + most] for begin in range(0, len(todo), most)] if todo else []
+
+
+def _bundles(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """From the last parameter to the first, as their gradients come. They depend on the model alone, so they are those of all members."""
+    found: list[list[nn.Parameter]] = []
+    size = 0
+    kind: torch.dtype | None = None
+    for each in reversed(parameters):
+        if not found or size > BUNDLE or _carrier(each.dtype) is not kind:
+            found.append([])
+            size, kind = 0, _carrier(each.dtype)
+        found[-1].append(each)
+        size += each.numel()
+    return found
 
 
 def _gradient(parameter: nn.Parameter) -> torch.Tensor:

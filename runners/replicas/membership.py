@@ -85,7 +85,7 @@ def decide(me: Member, present: Sequence[Member], batch: int, least: int) -> Dec
     source = farthest(stay)
     if (wrong := other_facts(me, source)) is not None:
         return Decision(verdict="leave", why=wrong)
-    alike = sorted((one for one in stay if one.facts == source.facts), key=lambda one: one.index)
+    alike = sorted((one for one in stay if other_facts(one, source) is None), key=lambda one: one.index)
     left = len(alike) < len(present)
     members = reaching(alike)
     source = farthest(members)
@@ -190,12 +190,9 @@ def _without_twins(present: Sequence[Member]) -> list[Member]:
 
 
 def other_facts(me: Member, source: Member) -> str | None:
-    """What differs between what two train, in words; None: nothing."""
-    named = {**source.facts, **me.facts}
+    """What differs between what two train, in words; None: nothing. What only one of them tells is of another version of Stoker."""
     wrong = [
-        f"{name} {me.facts.get(name)} here, {source.facts.get(name)} there"
-        for name in named
-        if me.facts.get(name) != source.facts.get(name)
+        f"{name} {value} here, {source.facts[name]} there" for name, value in me.facts.items() if value != source.facts.get(name, value)
     ]
     if not wrong:
         return None

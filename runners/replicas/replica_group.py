@@ -35,7 +35,6 @@ _ASK = 1.0  #: seconds that a member has to answer
 _SLOWEST = 20.0  #: seconds that a step may take of which nothing is known yet
 _LINK = 10e6  #: bytes a second, of the slowest link over which a state is copied
 _SAY = 30.0  #: seconds between two lines that tell why it waits
-_GOODBYE = 5.0  #: seconds for which one that leaves waits until the others have heard it
 
 
 class Finished(Exception):
@@ -58,6 +57,7 @@ class Settings:
     batch: int  #: samples of a step
     least: int  #: members at first
     quorum_timeout: float = 5.0  #: seconds without a sign after which a member counts as lost
+    goodbye: float = 5.0  #: seconds for which one that leaves waits at most until the others have heard it
     state_bytes: int = 0  #: of the model and its optimizer, about
 
 
@@ -81,7 +81,8 @@ class Group:
         self.settings, self._told, self._stop, self._waits = settings, told, stop, waits
         self.lost = 0.0  #: seconds in which others were waited for, or an all-reduce had failed
         self.gaps = 0  #: times that the group had to form anew after it had taken a step
-        self.finished = False
+        self.finished = False  #: all steps are done
+        self._closed = False
         self.gives_way = False  #: it has left as it only kept its GPU from the group's checkpoint
         self._lighthouse = ""  #: in use
         self._client: Any = None  #: of that
@@ -246,7 +247,7 @@ class Group:
         """
         result: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._join(result)
-        until = time.monotonic() + _GOODBYE if self.me.leaving else math.inf
+        until = time.monotonic() + self.settings.goodbye if self.me.leaving else math.inf
         while True:
             try:
                 found = result.get(timeout=_POLL)
@@ -254,7 +255,7 @@ class Group:
                 if self._stop() and not self.me.leaving:
                     self.tell(leaving=True)
                     self._join(result)
-                    until = time.monotonic() + _GOODBYE
+                    until = time.monotonic() + self.settings.goodbye
                 if time.monotonic() > until:
                     raise Interrupted from None
                 if time.monotonic() - self._heard > self.settings.quorum_timeout:  # no sign of the lighthouse either
@@ -284,7 +285,7 @@ class Group:
 
     def _beat(self) -> None:
         """Signs of life, while there is a group to be in."""
-        while not self.finished:
+        while not (self.finished or self._closed):
             self._ask_again()
             client = self._client
             if client is not None:
@@ -354,17 +355,29 @@ class Group:
             self._process_group.abort(errored=False)
         self._process_group = self._formed = None
 
-    def sum(self, tensors: Sequence[torch.Tensor], decision: Decision) -> bool:
-        """Sum tensors of the host over the members, in place. False: it failed, and what is in them is worth nothing."""
+    def start(self, tensor: torch.Tensor, decision: Decision) -> Any:
+        """Begin to sum a tensor of the host over the members, in place: what `sum` waits for."""
         from torch.distributed import AllreduceOptions, ReduceOp
 
         options: Any = AllreduceOptions()
         options.reduceOp = ReduceOp.SUM
         options.timeout = timedelta(seconds=self._patience(decision))
+        try:
+            return self._process_group.allreduce([tensor], options)
+        except RuntimeError as error:
+            return error
+
+    def sum(self, tensors: Sequence[torch.Tensor], decision: Decision, under_way: Sequence[Any] = ()) -> bool:
+        """Sum tensors of the host over the members, in place, after those that were started before.
+
+        False: it failed, and what is in them is worth nothing.
+        """
         began = time.monotonic()
         try:
-            for tensor in tensors:
-                self._process_group.allreduce([tensor], options).wait()
+            for work in (*under_way, *(self.start(tensor, decision) for tensor in tensors)):
+                if isinstance(work, RuntimeError):
+                    raise work
+                work.wait()
         except RuntimeError as error:
             log.info("a member was lost (%s); the step goes on with those who are left", str(error).rpartition("] ")[2][:100])
             self.lost += time.monotonic() - began
@@ -421,7 +434,7 @@ class Group:
             time.sleep(_POLL)
 
     def close(self) -> None:
-        self.finished = True
+        self._closed = True
         self._client = None
         self._dissolve()
         self._answers.close()

@@ -18,13 +18,14 @@ from ...engine.protocol import Assignment, ReplicaGroup
 from ...engine.spec.model import Replicas, Stop
 from ..lease.rundir import REPLICAS
 from ..train import rng
-from ..train.batch_feeds import Source, State
+from ..train.batch_feeds import SampleSource, State
 from ..train.batches import Interrupted, Order
+from ..train.step import PartialStep, PlainStep
 from ..train.task import Task
 from ..train.trainer import Trainer
 from ..worker import script
 from ..worker.ranks import Ranks
-from .averaging import Behind, ReplicaStep
+from .averaging import BUNDLE, Behind, ReplicaStep
 from .membership import Decision, after
 from .replica_group import Finished, Group, Settings
 
@@ -44,6 +45,7 @@ class ReplicaTrainer(Trainer):
         assignment: Assignment,
         told: Callable[[], ReplicaGroup | None],
         begin_from: Path | None = None,
+        work: PartialStep | None = None,
     ) -> None:
         if (word := assignment.replicas) is None:
             raise UsageError("replicas: this lease was given by a daemon that knows no replicas; bring daemon and runner to one version")
@@ -51,7 +53,7 @@ class ReplicaTrainer(Trainer):
         host, _, port = assignment.rendezvous.rpartition(":")
         settings = Settings(
             group=word.group, lease=assignment.lease, index=index, host=host.strip("[]"), port=int(port), batch=replicas.global_batch,
-            least=replicas.min, quorum_timeout=replicas.quorum_timeout,
+            least=replicas.min, quorum_timeout=replicas.quorum_timeout, goodbye=min(5.0, assignment.grace / 4),
             state_bytes=3 * sum(each.numel() * each.element_size() for each in task.model.parameters()),
         )  # fmt: skip
         most = min(task.batch_size, replicas.global_batch)
@@ -62,17 +64,18 @@ class ReplicaTrainer(Trainer):
         task = dataclasses.replace(task, batch_size=replicas.global_batch)
         task.check(1)
         order = Order(len(task.train), task.batch_size, task.seed)
-        self.source = Source(task.train, task.augment, task.collate, task.seed, order)
+        self.source = SampleSource(task.train, task.augment, task.collate, task.seed, order)
         self.history, self.takers = "", tuple[int, ...]()
         self.agreed = False  #: all know that the target of the stopping rule is reached
         facts = _facts(task, stop)
         self.group = Group(settings, told, script.should_stop, self._waits)
         try:
-            self.share = ReplicaStep(task, ranks, self.group, most, self._load, self._meet)
+            self.share = ReplicaStep(work or PlainStep(task, ranks), self.group, task.seed, most, self._load, self._meet)
             super().__init__(task, stop, checkpoints, ranks, work=self.share, begin_from=begin_from)
         except BaseException:
             self.group.close()
             raise
+        facts["optimizer"] = type(self.share.optimizer).__name__
         self.group.tell(facts=facts, step=self.step, history=self.history, last=self.takers)
 
     def close(self) -> None:
@@ -88,6 +91,7 @@ class ReplicaTrainer(Trainer):
         elif self.begun:
             self._save(rng.get_state())
         try:
+            self.share.prepare()
             while True:
                 if self._evaluation_due() and not self._evaluate():
                     return self._leave(rng.get_state())
@@ -170,7 +174,7 @@ class ReplicaTrainer(Trainer):
         loss = {"loss": self.share.loss}
         samples = {"samples": float(self.step * self.task.batch_size)}
         group = {"members": float(len(decision.members)), "lost_seconds": self.group.lost, "gaps": float(self.group.gaps)}
-        self._report({**loss, **samples, **group})
+        self._report({**loss, **samples, **group, **self.share.values})
         self._look_at_target(loss)
         self.tell_loss(self.share.loss)
 
@@ -250,16 +254,17 @@ def _facts(task: Task, stop: Stop) -> dict[str, str]:
         model.update(f"{name} {tuple(parameter.shape)} {parameter.dtype} {parameter.requires_grad}".encode())
     data = hashlib.sha256()
     with rng.preserved():
-        for index in sorted({0, len(task.train) // 2, len(task.train) - 1}):
+        for index in sorted({(len(task.train) - 1) * part // 15 for part in range(16)}):
             rng.seed_host(index)
             _feed(data, task.train[index])
     return {
         "model": f"{type(task.model).__name__} {model.hexdigest()[:8]}",
-        "data": f"{len(task.train)} samples {data.hexdigest()[:8]}",
+        "samples": f"{len(task.train)} ({data.hexdigest()[:8]})",
         "global batch": str(task.batch_size),
         "seed": str(task.seed),
         "steps": str(task.steps(stop)),
         "torch": torch.__version__.partition("+")[0],
+        "sums": f"in bundles of {BUNDLE}",  # a Stoker that sums otherwise must not be in one group with this one
     }
 
 

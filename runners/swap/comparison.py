@@ -232,7 +232,7 @@ def _noted(units: Units, batch: MicroBatch, unit: Unit, args: tuple[Any, ...], k
     batch.pause(place)
     if not leads_back(unit, args, kwargs):
         return unit.native(*args, **kwargs)
-    answer = _Checked(unit, batch, place).answer(args, kwargs)
+    answer = _Checked(unit, batch, place, place).answer(args, kwargs)
     return hooked(unit, args, kwargs, answer) if unit.module._forward_hooks else answer
 
 

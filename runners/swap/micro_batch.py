@@ -43,6 +43,7 @@ class MicroBatch:
         self.part: int | None = None  #: the part in which it may compute
         self.wanted: tuple[int, bool] | None = None  #: the part for which it waits, and whether to go back through it
         self.last: int | None = None  #: the part in which it turns back
+        self.halt: int | None = None  #: going back, it waits once before a call at a place below this one
         self.back = False  #: the loss is there, and gradients come back
         self.visit = 0  #: how often it has waited
         self.place = 0  #: of the next call, if calls come in the order in which they were seen
@@ -133,9 +134,18 @@ class MicroBatch:
             raise UsageError(
                 "memory: the loss of one batch uses what another one has left, outside of the model; write 'memory: {swap: off}'"
             )
-        if part == self.part:
-            return
-        self.wanted, self.visit, self.generators = (part, back), self.visit + 1, rng.get_state()
+        if part != self.part:
+            self.visit += 1
+            self._wait(part, back)
+
+    def rest(self, place: int) -> None:
+        """Wait once in the middle of its part."""
+        if self.halt is not None and place < self.halt and self.part is not None:
+            self.halt = None
+            self._wait(self.part, True)
+
+    def _wait(self, part: int, back: bool) -> None:
+        self.wanted, self.generators = (part, back), rng.get_state()
         self._told.release()
         self._go.acquire()
         if self.part is None:
@@ -153,6 +163,7 @@ class _ThreadStates:
     """torch's state of a thread (gradients, autocast, modes, stream): copied where this is made, put in force where it is entered."""
 
     def __init__(self) -> None:
+        self.threads = torch.get_num_threads()
         self.gradients = torch.is_grad_enabled()
         self.autocast = [(kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
         self.dispatch = _python_dispatch._get_current_dispatch_mode_stack()
@@ -161,6 +172,8 @@ class _ThreadStates:
 
     def __enter__(self) -> None:
         self.stack = ExitStack()
+        # MKL has a number of threads for each thread, which torch sets only at some operations; a product's sums depend on it.
+        torch.set_num_threads(self.threads)
         if self.stream is not None:
             self.stack.enter_context(torch.cuda.stream(self.stream))
         for mode in self.functions:

@@ -86,6 +86,7 @@ class Part:
     trains: bool  #: it is gone through backward
     forward: float
     backward: float
+    head: float | None  #: of it the first half, where a single micro-batch goes back through it in two
     load: float
     out: float
     weights: int  #: bytes that are loaded
@@ -102,6 +103,11 @@ class Part:
     def kept_after(self, kept: int) -> int:
         """Bytes kept of a micro-batch after this part's forward; ``kept``: before it. Where nothing goes back, used values are freed."""
         return kept + self.made if self.trains else self.crossing
+
+    def back(self, accumulate: int) -> tuple[float, float]:
+        """Seconds that a step goes back through it until the gradients of the part behind it must be gone, and after that."""
+        first = (self.head or 0.0) if accumulate == 1 else room_after(accumulate) * self.backward
+        return first, accumulate * self.backward - first
 
     def work(self, accumulate: int) -> int:
         """Bytes that its backward needs in a step of so many micro-batches."""
@@ -154,6 +160,7 @@ class Parts:
             trains=trains,
             forward=0.0 if pause else sum(piece.forward for piece in pieces) + self.measured.part_forward,
             backward=self._backward(start, stop) if trains and not pause else 0.0,
+            head=self._head(pieces) if trains and stop < self.count else None,
             load=load,
             out=sum(piece.out for piece in pieces),
             weights=weights,
@@ -177,6 +184,13 @@ class Parts:
         seconds = sum(piece.backward for piece in self.measured.pieces[start:stop]) + self.measured.part_backward
         frozen = self.measured.pieces[start : self.first_trained] if stop == self.count else ()
         return seconds + sum(piece.forward for piece in frozen)
+
+    def _head(self, pieces: Sequence[Piece]) -> float | None:
+        """Seconds: all is computed again, then the pieces behind the middle go back."""
+        middle = halfway(pieces[0].start, pieces[-1].stop) if pieces else None
+        if middle is None:
+            return None
+        return sum(min(piece.forward, piece.backward) if piece.start < middle else piece.backward for piece in pieces)
 
     @staticmethod
     def _loaded(pieces: Sequence[Piece]) -> tuple[int, float]:
@@ -218,19 +232,23 @@ def room_after(accumulate: int) -> int:
     return accumulate // 2
 
 
+def halfway(start: int, stop: int) -> int | None:
+    """The place in a part of several calls at which a single micro-batch has gone back through half of them. The last part has none."""
+    return (start + stop) // 2 if stop - start > 1 else None
+
+
 def exposed(before: Part | None, part: Part, accumulate: int) -> float:
     """Seconds that a step waits for copies because of a part (fig. 3-12).
 
     Forward: its load, less the time in which the part before computes. Backward there are two waits, of which the longer one counts: its
-    gradients leave, less the time in which the part before goes back with the first half of its micro-batches (none of a single one); and
-    the part before loads, less the time in which this part goes back with the second half (see `SwapExecutor.run`).
+    gradients leave, less the time in which the part before goes back with the first half of its micro-batches (a single one through half
+    of its calls); and the part before loads, less the time in which this part goes back with the second half (see `SwapExecutor.run`).
     """
     if before is None:
         return part.load + (part.out if part.trains else 0.0)
     seconds = max(0.0, part.load - accumulate * before.forward)
     if before.trains:
-        first = room_after(accumulate)
-        seconds += max(0.0, before.load - (accumulate - first) * part.backward, part.out - first * before.backward)
+        seconds += max(0.0, before.load - part.back(accumulate)[1], part.out - before.back(accumulate)[0])
     elif part.trains:
         seconds += part.out
     return seconds
@@ -245,8 +263,8 @@ def needed(before: Part | None, part: Part, kept: int, accumulate: int) -> int:
     """Most bytes in use while ``part`` is the newest one, and the part before is on the device too.
 
     ``kept``: of one micro-batch, from before the part before. The sums are w_k + w_k+1 + work + kept forward; backward
-    w_k-1 + w_k + g_k + work + kept, and w_k + g_k + g_k+1 + work + kept while the gradients of the next part are leaving, of several
-    micro-batches.
+    w_k-1 + w_k + g_k + work + kept, and w_k + g_k + g_k+1 + work + kept while the gradients of the next part are leaving, where there
+    are halves.
     """
     others = accumulate - 1
     here = kept if before is None else before.kept_after(kept)
@@ -256,7 +274,7 @@ def needed(before: Part | None, part: Part, kept: int, accumulate: int) -> int:
         most = part.weights + (before.weights if before is not None else 0) + gone_back
     if before is not None:
         most = max(most, before.weights + part.weights + before.forward_work + accumulate * kept + others * before.made)
-        if before.trains and room_after(accumulate) > 0:
+        if before.trains and (before.head is not None or accumulate > 1):
             gone_back = before.gradients + before.work(accumulate) + accumulate * kept
             gone_back += others * (before.staying + max(before.arriving, before.leaving))
             most = max(most, before.weights + part.gradients + gone_back)

@@ -1,13 +1,12 @@
 """The internal recipe of `stoker swap plan`: profiles a task's model on the device at hand, and plans a swapped step.
 
-It trains nothing. The times go to the table ``part_times``; the plan is one line of the job's output, which the command reads.
+It trains nothing. The plan is one line of the job's output, which the command reads.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,14 +18,13 @@ from ..device.cuda import CudaDevice
 from ..device.device import Device
 from ..device.metered import MeteredDevice
 from ..train import rng
-from ..train.batch_feeds import Source
+from ..train.batch_feeds import SampleSource
 from ..train.batches import Order
 from ..train.task import Task
-from ..worker import script
 from .interception import Interception
 from .model_units import Finder
 from .part_times import measure
-from .partition import Measured, Piece
+from .partition import Measured
 from .swap_executor import Varies
 from .swap_plan import plan_step
 from .task_batches import begun, compared_task
@@ -38,7 +36,6 @@ def run(spec: JobSpec, task: Task, cap: int, accumulate: int | None, device: tor
     """Profile and plan; ``accumulate`` None: choose it. UsageError: the model cannot be cut, or nothing fits into the cap."""
     on = whole_device(device)
     measured = measured_task(task, on)
-    script.report_part_times(spec.model, spec.signature or 0, device_name(device), on.emulated, rows_of(measured.pieces))
     plan = plan_step(measured, cap, accumulate)
     answer = {
         "name": spec.name,
@@ -70,7 +67,7 @@ def measured_task(task: Task, device: Device) -> Measured:
 def first_batch(task: Task) -> Any:
     """As the training would make it."""
     order = Order(len(task.train), task.batch_size, task.seed)
-    source = Source(task.train, task.augment, task.collate, task.seed, order)
+    source = SampleSource(task.train, task.augment, task.collate, task.seed, order)
     samples = [source.augmented(place, 0, source.decode(place, order.index(place))) for place in range(task.batch_size)]
     return source.collated(samples, range(task.batch_size))
 
@@ -84,25 +81,6 @@ def whole_device(device: torch.device) -> Device:
 
 def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "emulated on the CPU"
-
-
-def rows_of(pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-    """Rows of the table ``part_times``: one for each piece and direction."""
-    rows = []
-    for number, piece in enumerate(pieces):
-        own = {weight.master: weight for weight in piece.weights}
-        trained = sum(weight.size for weight in piece.weights if weight.trained)
-        sizes = {"parameters": sum(weight.size for weight in own.values()), "gradients": trained}
-        ways = {
-            "forward": (piece.forward, 0, piece.forward_work),
-            "backward": (piece.backward, piece.kept, max(piece.backward_work, piece.later_work)),
-            "load": (piece.load, 0, 0),
-            "out": (piece.out, 0, 0),
-        }
-        for way, (seconds, activations, workspace) in ways.items():
-            rows.append({"part": number, "name": piece.name[:200], "direction": way, "seconds": seconds,
-                         "activations": activations, "workspace": workspace, **sizes})  # fmt: skip
-    return rows
 
 
 def _say(line: str) -> None:

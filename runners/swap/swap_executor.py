@@ -2,7 +2,8 @@
 
 A step goes forward through the parts, then back; a part's activations are computed again on the way back. The last part stays in between,
 and computes forward and backward in one. Gradients leave on a stream of their own while the next part computes the first half of its
-micro-batches. When their memory is free (back-pressure), the part after that is loaded, while the second half is computed. On the host
+micro-batches, or a single one goes back through half of its calls. When their memory is free (back-pressure), the part after that is
+loaded, while the second half is computed. On the host
 each gradient is a sum over the micro-batches in their order, so it is that of the plain loop to the bit. A weight with several names (tied)
 has one such sum for each name, and these are added from the last name to the first.
 """
@@ -25,7 +26,7 @@ from ..device.device import Device, Event
 from .interception import Unit, here, hooked
 from .micro_batch import MicroBatch
 from .model_units import ParameterChanged, Units
-from .partition import room_after
+from .partition import halfway, room_after
 from .unit_call import Call, flattened
 
 log = logging.getLogger(__name__)
@@ -131,6 +132,10 @@ class SwapExecutor:
             self._enter(k)
             left: list[Gone] = []
             for c, batch in enumerate(micro):
+                if len(micro) == 1 and k != last and (middle := halfway(*self.parts[k])) is not None:
+                    batch.halt = middle
+                    self._go(k, batch)
+                    batch.halt = None
                 if c == room_after(len(micro)):
                     left = self._make_room()
                     self.bottom = min((each.lowest for each in micro if each.lowest is not None), default=last)
@@ -297,7 +302,7 @@ class SwapExecutor:
         if stays or not leads_back(unit, args, kwargs):
             return unit.native(*args, **kwargs)
         batch.lowest = part if batch.lowest is None else min(part, batch.lowest)
-        answer = Call(unit, batch, part).answer(args, kwargs)
+        answer = Call(unit, batch, part, batch.place - 1).answer(args, kwargs)
         return hooked(unit, args, kwargs, answer) if unit.module._forward_hooks else answer
 
     def _part(self, batch: MicroBatch | _Turn, unit: Unit) -> int:

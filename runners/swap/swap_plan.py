@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ...engine.errors import UsageError
-from .partition import Measured, Part, Parts, best_cuts, choose_accumulate, cost_of, most_accumulate, room_after, smallest_cap
+from .partition import Measured, Part, Parts, best_cuts, choose_accumulate, cost_of, most_accumulate, smallest_cap
 
 Stream = Literal["load", "compute", "out"]
 Direction = Literal["forward", "backward", "both"]
@@ -99,7 +99,6 @@ def schedule(parts: Sequence[Part], accumulate: int) -> list[Busy]:
     A part is loaded while the one before it computes. On the way back a part's gradients leave while the next part computes the first half
     of its micro-batches; then the part after that is loaded.
     """
-    first = room_after(accumulate)
     line: list[Busy] = []
     last = len(parts) - 1
     now = 0.0  #: of the computing stream
@@ -126,13 +125,14 @@ def schedule(parts: Sequence[Part], accumulate: int) -> list[Busy]:
             break
         direction: Direction = "both" if k == last else "backward"
         now = max(now, loaded[k])
-        begin, now = now, now + first * parts[k].backward
+        first, second = parts[k].back(accumulate)
+        begin, now = now, now + first
         if gone > now or not first:  # it waits
             line += [Busy("compute", direction, k, begin, now)] if first else []
             begin = now = max(now, gone)
         if k and parts[k - 1].trains:
             load(k - 1)
-        now += (accumulate - first) * parts[k].backward
+        now += second
         line.append(Busy("compute", direction, k, begin, now))
         gone = now + parts[k].out
         line.append(Busy("out", "backward", k, now, gone))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from ..device.cuda import CudaDevice
 from ..device.device import CapExceeded, Device, Times
 from ..device.metered import MeteredDevice
 from ..train import rng
-from ..train.step import PlainStep, Step, drawn, mean, optimizer_of
+from ..train.step import Arrived, PartialStep, PlainStep, drawn, mean, optimizer_of
 from ..train.task import Task
 from ..worker import script
 from ..worker.ranks import Ranks
@@ -40,7 +40,7 @@ from .tried_cuts import DoesNotFit, cuts_for
 log = logging.getLogger(__name__)
 
 
-def step_of(memory: Memory, task: Task, ranks: Ranks) -> Step:
+def step_of(memory: Memory, task: Task, ranks: Ranks) -> PartialStep:
     """The step of a job with this block ``memory``."""
     if memory.cap is None:
         return PlainStep(task, ranks, memory.batches, fused=True)
@@ -65,6 +65,7 @@ class SwappedStep:
     def __init__(self, task: Task, memory: Memory, device: Device) -> None:
         assert memory.cap is not None
         self.task, self.device, self.accumulate, self.cap = task, device, memory.batches, memory.cap
+        self.together: int | None = memory.batches
         self.least = 2 if memory.swap == "force" else 1
         self.values: dict[str, float] = {}
         self.units: Units | None = None
@@ -90,7 +91,7 @@ class SwappedStep:
         return model
 
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
-        pass  # nobody else computes a part of its steps
+        pass  # where others compute a part, `share` tells of each gradient as it arrives
 
     def close(self) -> None:
         if self.interception is not None:
@@ -99,43 +100,44 @@ class SwappedStep:
     # ---- one step ----
 
     def update(self, batches: Sequence[Any], weight: float) -> torch.Tensor:
+        starts, after = _starts(len(batches))
+        micro = self._computed(batches, starts, [weight / len(batches)] * len(batches), self._arrived, self._end)
+        rng.set_state(after if after is not None else micro[0].generators)
+        return _finite(mean([batch.told for batch in micro if batch.told is not None]))
+
+    def _computed(
+        self, batches: Sequence[Any], starts: Sequence[Any], scales: Sequence[float], arrived: Arrived, end: Callable[[], None]
+    ) -> list[MicroBatch]:
+        """The micro-batches, gone through forward and back, and then ``end``."""
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
         self._require_room(size_of(list(batches), self.device.rounded))
-        starts, after = _starts(len(batches))
         self.moved = False
-        made = self._step(batches, weight, starts)
+        made = self._step(batches, starts, scales, arrived, end)
         if made is None:  # random choices of the model may take more memory than in the steps before
             _log("the step does not fit; it is cut anew")
             self.largest, self.overlapped = {}, False
-            made = self._step(batches, weight, starts, last=True)
+            made = self._step(batches, starts, scales, arrived, end, last=True)
         assert made is not None
         micro, times = made
-        rng.set_state(after if after is not None else micro[0].generators)
         self._tell(times)
-        loss = mean([batch.told for batch in micro if batch.told is not None])
-        if not math.isfinite(found := loss.item()):
-            raise UsageError(f"memory: the loss of a step is {found}; no checkpoint has it: lower the learning rate, or set Task.clip_norm")
-        return loss
+        return micro
 
     def _step(
-        self, batches: Sequence[Any], weight: float, starts: Sequence[Any], last: bool = False
-    ) -> tuple[list[MicroBatch], Times] | None:
+        self, batches: Sequence[Any], starts: Sequence[Any], scales: Sequence[float], arrived: Arrived, end: Callable[[], None],
+        last: bool = False,
+    ) -> tuple[list[MicroBatch], Times] | None:  # fmt: skip
         """None where it does not fit, and nothing has been moved."""
-        executor = self._ready(batches, weight, starts)
+        executor = self._ready(batches, starts, scales[0])
         assert self.units is not None
         moving = [self.units.slots[name] for name in self.units.seen.moving]
         self.device.reset_peak()
         try:
             with back_after_error(moving, self.units.seen.changing), self.device.step() as times:
-                scale = weight / len(batches)
-                micro = [begun(self.task, batch, start, self.device, scale) for batch, start in zip(batches, starts, strict=True)]
-                executor.run(micro, self._arrived if self.overlapped else lambda whole: None)
-                if not self.overlapped:
-                    self.device.on_host(self._optimize)
-                elif not self.moved:
-                    self._move()
-                executor.stepped()
+                each = zip(batches, starts, scales, strict=True)
+                micro = [begun(self.task, batch, start, self.device, scale) for batch, start, scale in each]
+                executor.run(micro, arrived)
+                end()
         except (CapExceeded, Varies) as error:
             self.units.varied |= isinstance(error, Varies)
             if last or self.moved:
@@ -151,10 +153,10 @@ class SwappedStep:
                 f"{self.cap} bytes; raise it, or lower the batch size or accumulate"
             )
 
-    def _ready(self, batches: Sequence[Any], weight: float, starts: Sequence[Any]) -> SwapExecutor:
+    def _ready(self, batches: Sequence[Any], starts: Sequence[Any], scale: float) -> SwapExecutor:
         if self._grown(batches) or self.executor is None:
             used, before = (self.cuts, self.units) if self.executor is not None else (None, None)
-            cuts = self._cut(batches, weight, starts, used)
+            cuts = self._cut(batches, starts, scale, used)
             if self.executor is None or cuts != self.cuts or self.units is not before:
                 assert self.units is not None
                 self.cuts, self.executor = cuts, SwapExecutor(self.units, cuts, self.device)
@@ -162,7 +164,7 @@ class SwappedStep:
                 log.info("swapping %d parts of the model under a cap of %s bytes, %s", len(cuts) + 1, f"{self.cap:,}", where)
         return self.executor
 
-    def _cut(self, batches: Sequence[Any], weight: float, starts: Sequence[Any], used: tuple[int, ...] | None) -> tuple[int, ...]:
+    def _cut(self, batches: Sequence[Any], starts: Sequence[Any], scale: float, used: tuple[int, ...] | None) -> tuple[int, ...]:
         """Cuts with the units at hand if they suffice, else with smaller ones."""
         largest = max(batches, key=_elements)
         smallest: list[int] = []
@@ -171,8 +173,8 @@ class SwappedStep:
             units = self.units if self.units is not None else self._compared(batches)
             try:
                 return cuts_for(
-                    units, self.cap, len(batches),
-                    lambda device: begun(self.task, largest, next(draws), device, weight / len(batches)),
+                    units, self.cap, self.accumulate,
+                    lambda device: begun(self.task, largest, next(draws), device, scale),
                     self.device, self.least, used, _log,
                 )  # fmt: skip
             except Varies:
@@ -224,6 +226,15 @@ class SwappedStep:
                     self.largest[key] = shape if len(before) != len(shape) else tuple(map(max, shape, before))
         return grown
 
+    def _end(self) -> None:
+        """Move the weights that have not been moved yet."""
+        assert self.executor is not None
+        if not self.overlapped:
+            self.device.on_host(self._optimize)
+        elif not self.moved:
+            self._move()
+        self.executor.stepped()
+
     def _optimize(self) -> None:
         if self.task.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.task.clip_norm)
@@ -241,11 +252,32 @@ class SwappedStep:
 
     def _arrived(self, whole: Sequence[nn.Parameter]) -> None:
         """Step these parameters, whose gradients are complete, while the parts before them are computed."""
-        if whole:
+        if whole and self.overlapped:
             self.moved = True
             self.device.on_host(self._move)
-        for each in whole:
-            each.grad = None
+            for each in whole:
+                each.grad = None
+
+    # ---- a step of which others compute a part ----
+
+    def prepare(self, batch: Any) -> None:
+        if self.executor is None:
+            self.model.train()
+            self._ready([batch], [rng.get_state()], 1.0)
+
+    def share(self, batches: Iterable[Any], seeds: Sequence[int], scales: Sequence[float], arrived: Arrived) -> list[float]:
+        starts = []
+        for seed in seeds:
+            rng.seed_all(seed)
+            starts.append(rng.get_state())
+        micro = self._computed(list(batches), starts, scales, arrived, lambda: None)
+        rng.set_state(micro[-1].generators)
+        return [float(_finite(batch.told)) for batch in micro if batch.told is not None]
+
+    def move(self) -> None:
+        self._optimize()
+        if self.executor is not None:
+            self.executor.stepped()
 
     # ---- evaluation ----
 
@@ -276,6 +308,12 @@ class SwappedStep:
             "swap_in": float(times.bytes_in),
             "swap_out": float(times.bytes_out),
         }
+
+
+def _finite(loss: torch.Tensor) -> torch.Tensor:
+    if not math.isfinite(found := loss.item()):
+        raise UsageError(f"memory: the loss of a step is {found}; no checkpoint has it: lower the learning rate, or set Task.clip_norm")
+    return loss
 
 
 def _log(line: str) -> None:

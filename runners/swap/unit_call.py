@@ -110,10 +110,10 @@ class _Again:
 
 
 class Call:
-    """One call of a unit by a micro-batch, in part ``part``."""
+    """One call of a unit by a micro-batch, at ``place``, in part ``part``."""
 
-    def __init__(self, unit: Unit, run: MicroBatch, part: int) -> None:
-        self.unit, self.run, self.part, self.visit = unit, run, part, run.visit
+    def __init__(self, unit: Unit, run: MicroBatch, part: int, place: int) -> None:
+        self.unit, self.run, self.part, self.place, self.visit = unit, run, part, place, run.visit
         self.again: _Again | None = None
 
     def answer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -203,6 +203,7 @@ class Call:
             self.kept = []
             return [*later, *[None] * (len(self.wanted) + len(self.shared) - len(later))]
         self.run.pause(self.part, back=True)
+        self.run.rest(self.place)
         self.run.computing()
         again = self._recomputed()
         self.run.computed()

@@ -74,7 +74,7 @@ def seed_collating(seed: int, position: int, use: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SampleSource:
     """What is loaded: the data set of a task and the functions that make batches of it."""
 
     data: Dataset
@@ -111,17 +111,17 @@ class Drawn(NamedTuple):
     uses: Sequence[Use]
     judged: bool  #: its first uses are wanted apart
 
-    def augmented(self, source: Source) -> Drawn:
+    def augmented(self, source: SampleSource) -> Drawn:
         """With each sample as it is used."""
         return self._replace(uses=[use._replace(sample=source.augmented(use.position, use.use, use.sample)) for use in self.uses])
 
-    def collated(self, source: Source) -> Part:
+    def collated(self, source: SampleSource) -> Part:
         fresh = [use for use in self.uses if use.use == 0]
         first = _collated(source, fresh) if self.judged and fresh else None
         return Part(len(self.uses), _collated(source, self.uses), len(fresh), first)
 
 
-def _collated(source: Source, uses: Sequence[Use]) -> Any:
+def _collated(source: SampleSource, uses: Sequence[Use]) -> Any:
     return source.collated([use.sample for use in uses], [use.position for use in uses], uses[0].use)
 
 
@@ -146,7 +146,7 @@ class LoadedFeed(ABC):
 class PlainFeed(LoadedFeed):
     """Each batch is decoded when it is wanted, with the global generators as they are: a function of the step and of these."""
 
-    def __init__(self, source: Source, order: Order, rank: int, ranks: int, step: int) -> None:
+    def __init__(self, source: SampleSource, order: Order, rank: int, ranks: int, step: int) -> None:
         super().__init__()
         self._source, self._order, self._rank, self._ranks = source, order, rank, ranks
         self._step = step
@@ -173,7 +173,7 @@ class PlainFeed(LoadedFeed):
 class Direct:
     """Samples that are decoded when they are taken; ``augment``: and augmented for their first use."""
 
-    def __init__(self, source: Source, positions: Positions, *, augment: bool) -> None:
+    def __init__(self, source: SampleSource, positions: Positions, *, augment: bool) -> None:
         self._source, self._positions, self._augment = source, positions, augment
 
     def take(self) -> tuple[int, Any]:
@@ -209,7 +209,7 @@ class OnceFeed(LoadedFeed):
 class StreamFeed(OnceFeed):
     """Each sample is decoded when it is wanted: the stage without reuse."""
 
-    def __init__(self, source: Source, positions: Positions) -> None:
+    def __init__(self, source: SampleSource, positions: Positions) -> None:
         super().__init__(positions)
         self._source = source
         self._decoded = Direct(source, positions, augment=True)
@@ -225,7 +225,7 @@ class StreamFeed(OnceFeed):
 class SharedFeed(StreamFeed):
     """The same batches, of which other jobs make some."""
 
-    def __init__(self, source: Source, positions: Positions, shared: SharedInput) -> None:
+    def __init__(self, source: SampleSource, positions: Positions, shared: SharedInput) -> None:
         super().__init__(source, positions)
         self._shared = shared
 
@@ -280,7 +280,7 @@ class DirectReuse(ReuseFeed):
 
     def __init__(
         self,
-        source: Source,
+        source: SampleSource,
         positions: Positions,
         decoded: Decoded,
         buffer: ReuseBuffer,

@@ -18,7 +18,7 @@ from ..loaders.reuse.dealing import deal
 from ..share.input_groups import InputGroup
 from ..share.shared_input import SharedInput, described, digest
 from . import rng
-from .batch_feeds import Decoded, Direct, DirectReuse, Feed, Judged, PlainFeed, ReuseFeed, SharedFeed, Source, StreamFeed
+from .batch_feeds import Decoded, Direct, DirectReuse, Feed, Judged, PlainFeed, ReuseFeed, SampleSource, SharedFeed, StreamFeed
 from .batches import Order, Positions
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Loading:
 
     def __init__(
         self,
-        source: Source,
+        source: SampleSource,
         order: Order,
         rank: int,
         ranks: int,

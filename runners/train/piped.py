@@ -24,14 +24,13 @@ from ...engine.errors import UsageError
 from ...engine.spec.model import PipelineOptions
 from ..loaders.autotuned import autotuned
 from ..loaders.pipeline import Pipeline
-from ..loaders.stages import Draw, Map, Prefetch, Stage
-from ..loaders.stages import Source as Read
+from ..loaders.stages import Draw, Map, Prefetch, Source, Stage
 from ..loaders.workers import ipc
 from ..share.shared_input import SharedInput
 from ..worker import script
 from . import rng
 from .awaited import augment_sample, collate_samples, read_sample
-from .batch_feeds import Direct, Drawn, OnceFeed, Part, Source
+from .batch_feeds import Direct, Drawn, OnceFeed, Part, SampleSource
 from .batches import Positions
 
 log = logging.getLogger(__name__)
@@ -47,7 +46,7 @@ Numbered = tuple[int, Any]  #: a position and its sample
 class Plan:
     """How the loading of a task is divided into stages."""
 
-    source: Source
+    source: SampleSource
     options: PipelineOptions
     each_use: bool  #: the task's samples are reused and augmented behind the buffer
     augments: bool  #: it is done in the stages; else, if at all, when the batch is wanted
@@ -70,7 +69,7 @@ class Plan:
         return self.options.processes and self.source.collate is not default_collate
 
     @classmethod
-    def of(cls, source: Source, options: PipelineOptions, part: int, *, each_use: bool, shared: SharedInput | None = None) -> Plan:
+    def of(cls, source: SampleSource, options: PipelineOptions, part: int, *, each_use: bool, shared: SharedInput | None = None) -> Plan:
         """The plan for a task, by a look at some of its samples.
 
         Raises UsageError when it cannot be loaded like this.
@@ -125,7 +124,7 @@ class Plan:
             decoding = dataclasses.replace(decoding, augment=None)
         collating = Collating(self._collating()) if self.collates else None
         work = Sharing(decoding, shared, self.source.order.batch_size, collating)
-        return Read(work, sampler=places, name="decode", workers=self._workers("decode"), processes=processes or None)
+        return Source(work, sampler=places, name="decode", workers=self._workers("decode"), processes=processes or None)
 
     def redrawn(self, positions: Positions, chunk: int, draw: Draw, again: Sequence[int]) -> Running:
         """Batches that ``draw`` makes of such lists, as parts or as they were drawn. ``again``: positions whose samples come first."""
@@ -152,22 +151,22 @@ class Plan:
             sent = dataclasses.replace(self._sent(), data=self.source.data)
             if not augmented:
                 sent = dataclasses.replace(sent, augment=None)
-            return [Read(Decoding(sent), sampler=places, name="decode", workers=workers, processes=True, apart=apart)]
+            return [Source(Decoding(sent), sampler=places, name="decode", workers=workers, processes=True, apart=apart)]
         decoding = dataclasses.replace(self._still(), data=self.source.data, augment=None)
-        stages: list[Stage] = [Read(Decoding(decoding), sampler=places, name="decode", workers=workers, apart=apart)]
+        stages: list[Stage] = [Source(Decoding(decoding), sampler=places, name="decode", workers=workers, apart=apart)]
         if augmented:
             stages.append(Map(Augmenting(self._still()), name="augment", workers=self._workers("augment"), along=True, apart=apart))
         return stages
 
-    def _still(self) -> Source:
+    def _still(self) -> SampleSource:
         """For threads, which must not seed; without the data, which one stage alone reads."""
         return dataclasses.replace(self.source, data=(), seeds=False)
 
-    def _sent(self) -> Source:
+    def _sent(self) -> SampleSource:
         """For processes; without the data, and without a collate, which may not be fit to be sent."""
         return dataclasses.replace(self.source, data=(), collate=default_collate)
 
-    def _collating(self) -> Source:
+    def _collating(self) -> SampleSource:
         """For what makes batches: beside the training a collate that may draw is not let."""
         return dataclasses.replace(self._sent(), collate=self.source.collate) if self._collates_apart else self._still()
 
@@ -186,7 +185,7 @@ class Draws(NamedTuple):
     collating: bool = False
 
     @classmethod
-    def of(cls, source: Source, part: int) -> Draws:
+    def of(cls, source: SampleSource, part: int) -> Draws:
         """By a look at some samples and at a batch of them; the generators are left as they were."""
         seen: dict[int, Any] = {}  #: samples, by their index
         augmenting = False
@@ -213,7 +212,7 @@ def _check_no_workers(options: PipelineOptions, stage: str, why: str) -> None:
         raise UsageError(f"pipeline.workers.{stage}: there is no such stage: {why}; leave it out")
 
 
-def _check_can_be_sent(source: Source) -> None:
+def _check_can_be_sent(source: SampleSource) -> None:
     """All that any stage of the job sends, whenever it begins: at the switch from reuse some are others."""
     for name, part in (("train", source.data), ("augment", source.augment)):
         try:
@@ -318,7 +317,7 @@ class Places:
 class Decoding:
     """The data set, asked for lists of places; with its augmentation for the first use, where the source has one."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: SampleSource) -> None:
         self._source = source
 
     def __len__(self) -> int:
@@ -331,7 +330,7 @@ class Decoding:
 class Sharing(Decoding):
     """Whole batches: of other jobs, or made here."""
 
-    def __init__(self, source: Source, shared: SharedInput, batch_size: int, collating: Collating | None) -> None:
+    def __init__(self, source: SampleSource, shared: SharedInput, batch_size: int, collating: Collating | None) -> None:
         super().__init__(source)
         self._shared, self._batch_size, self._collating = shared, batch_size, collating
 
@@ -346,7 +345,7 @@ class Sharing(Decoding):
 class Augmenting:
     """The augmentation of samples for their first use; their positions go with them."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: SampleSource) -> None:
         self._source = source
 
     def __call__(self, samples: Sequence[Numbered]) -> list[Numbered]:
@@ -356,7 +355,7 @@ class Augmenting:
 class Collating:
     """The collate of such samples."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: SampleSource) -> None:
         self._source = source
 
     def __call__(self, samples: Sequence[Numbered]) -> Any:
@@ -366,7 +365,7 @@ class Collating:
 class Redrawing:
     """The augmentation of a batch that was drawn from the buffer."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: SampleSource) -> None:
         self._source = source
 
     def __call__(self, drawn: Drawn) -> Drawn | Part:

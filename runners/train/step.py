@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import MethodType
@@ -17,6 +17,8 @@ from ..worker.ranks import Ranks
 from . import rng
 from .batches import to_device
 from .task import Task
+
+Arrived = Callable[[Sequence[nn.Parameter]], None]  #: is called with parameters whose gradients are complete
 
 
 class Step(Protocol):
@@ -50,15 +52,38 @@ class Step(Protocol):
         ...
 
 
+class PartialStep(Step, Protocol):
+    """A step of which others may compute a part."""
+
+    together: int | None  #: batches that `share` takes at most; None: any number
+
+    def prepare(self, batch: Any) -> None:
+        """Find out, before others wait for it, how a batch like this one is computed. Interrupted: the job is asked to stop."""
+        ...
+
+    def share(self, batches: Iterable[Any], seeds: Sequence[int], scales: Sequence[float], arrived: Arrived) -> list[float]:
+        """Losses of some batches. Each begins with the generators of its seed; the sum of their gradients, each scaled, is in ``.grad``.
+
+        ``arrived`` is told of parameters that have their sum while others are still computed, as far as that is so.
+        """
+        ...
+
+    def move(self) -> None:
+        """Clip the gradients at hand, and move the weights by them."""
+        ...
+
+
 class PlainStep:
     """All weights on the rank's device; the gradients of several ranks averaged by DDP.
 
     Of several batches a step, each draws from generators of its own, so that it does not matter in which order they are computed.
-    ``fused``: the optimizer's fused kernels are used where it has any, as they are where parts are swapped.
+    ``fused``: as a step in parts it uses the optimizer's fused kernels where it has any, and takes no more than ``accumulate`` batches
+    together of a step that others compute too.
     """
 
     def __init__(self, task: Task, ranks: Ranks, accumulate: int = 1, *, fused: bool = False) -> None:
         self.task, self.ranks, self.accumulate, self.fused = task, ranks, accumulate, fused
+        self.together: int | None = accumulate if fused else None
         self.values: dict[str, float] = {}
 
     def place(self, model: nn.Module) -> nn.Module:
@@ -72,10 +97,13 @@ class PlainStep:
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.gradients(batches, weight)
         self.reduce(list(self.model.parameters()))
+        self.move()
+        return loss
+
+    def move(self) -> None:
         if self.task.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.task.clip_norm)
         self.optimizer.step()
-        return loss
 
     def gradients(self, batches: Sequence[Any], weight: float) -> torch.Tensor:
         """Add ``weight`` times the mean gradient of the batches to what the parameters have; the mean of the losses."""
@@ -87,6 +115,17 @@ class PlainStep:
 
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
         pass  # DDP has averaged over the ranks, in `gradients`
+
+    def prepare(self, batch: Any) -> None:
+        pass
+
+    def share(self, batches: Iterable[Any], seeds: Sequence[int], scales: Sequence[float], arrived: Arrived) -> list[float]:
+        losses = []
+        with untied(self.model):
+            for batch, seed, scale in zip(batches, seeds, scales, strict=True):
+                rng.seed_all(seed)
+                losses.append(float(self._backward(batch, scale).detach()))
+        return losses
 
     def _accumulated(self, batches: Sequence[Any], weight: float) -> torch.Tensor:
         base, losses, last = drawn(), [], len(batches) - 1

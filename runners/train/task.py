@@ -15,7 +15,7 @@ from torch.utils.data import default_collate
 
 from ...engine.errors import UsageError
 from ...engine.spec.model import Stop
-from .batches import Dataset
+from .batches import Dataset, Order
 
 
 def _no_loss(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -37,7 +37,10 @@ class Leaves(Protocol):
 
     def told(self, model: nn.Module, task: Task, checkpoints: Path, /) -> dict[str, Any]: ...  # for the daemon
 
-    def read(self, task: Task, checkpoints: Path, /) -> tuple[dict[str, torch.Tensor], Mapping[str, Any]]: ...  # what another job has left
+    def write_half(self, folder: Path, /) -> None: ...  # the same, beside the weights of a half of a training together
+
+    #: what another job has left; ``whole``: the weights of its own head too
+    def read(self, task: Task, checkpoints: Path, /, *, whole: bool = False) -> tuple[dict[str, torch.Tensor], Mapping[str, Any]]: ...
 
 
 @dataclass(kw_only=True)
@@ -77,6 +80,8 @@ class Task:
     clip_norm: float | None = None
     """Largest norm of the gradient."""
     seed: int = 0
+    order: Order | None = None
+    """Which samples a step takes, where that is not a permutation of all in each epoch."""
     save_frozen: bool = True
     """False: parameters without gradients are left out of checkpoints, as they are the same whenever the task is built."""
 

@@ -23,7 +23,7 @@ from ..share.yielding import Yielding
 from ..worker import script
 from ..worker.ranks import Ranks, any_rank
 from . import rng
-from .batch_feeds import Feed, Part, ReuseFeed, Source, State
+from .batch_feeds import Feed, Part, ReuseFeed, SampleSource, State
 from .batches import Interrupted, Order
 from .checkpoint import CheckpointError, Checkpoints, weights_of
 from .feed_choice import Loading
@@ -72,8 +72,8 @@ class Trainer:
         task.check(parts)
         self.checkpoints = Checkpoints(checkpoints)
         self.total = task.steps(stop, self.work.accumulate)
-        self.order = Order(len(task.train), task.batch_size, task.seed)
-        source = Source(task.train, task.augment, task.collate, task.seed, self.order)
+        self.order = task.order or Order(len(task.train), task.batch_size, task.seed)
+        source = SampleSource(task.train, task.augment, task.collate, task.seed, self.order)
         self.loading = Loading(source, self.order, ranks.rank, parts, reuse, pipeline, group)
         self.model, self.parallel = task.model, self.work.place(task.model)
         self.optimizer = self.work.optimizer

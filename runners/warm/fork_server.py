@@ -2,12 +2,12 @@
 
     python -P -m stoker.runners.warm.fork_server [RECIPE [BACKBONE]]
 
-Its standard input is a socket of the agent's. Each message there carries the socket of one request; the child reads that one, so the
-server holds no secrets and no slow client blocks it. The server leaves when its agent is gone; what it has forked goes on.
+Its standard input is a socket to the agent. Each message there carries the socket of one request, which the child reads: so the
+server holds no secrets, and no slow client blocks it. The server leaves when its agent is gone; its forks go on.
 
-It has computed nothing, has not touched CUDA, and has one thread, or it leaves before it serves: a fork copies no other thread, and locks
-that those hold stay taken in the child for ever. What it says to an agent is one line: "ready" and what it has taken from the world
-(loaded_state.py), or why it cannot be.
+It has computed nothing, has not touched CUDA, and has one thread, or it leaves before it serves: a fork does not copy other threads, and
+their locks would stay taken in the child for ever. It tells its agent one line: "ready" and the state that it has loaded
+(loaded_state.py), or why it cannot serve.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from ..lease.rundir import ENV_LEASE, ENV_NAME, ENV_TAG
 from ..lease.supervisor import Launch, Supervisor, default_signals
 from . import held, loaded_state
 
-LENGTH_PREFIX = struct.Struct("!I")  #: of the request that follows it
-TAG_PLACE = 600  #: bytes of environment in which a child's tag is written
-READY_NAME = "stoker-warm"  #: name of a server that serves, as `ps` and `top` show it
+LENGTH_PREFIX = struct.Struct("!I")  #: length of the request that follows
+TAG_PLACE = 600  #: bytes of environment reserved for a child's tag
+READY_NAME = "stoker-warm"  #: name of a ready server, as `ps` and `top` show it
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _NICE = 10
-_PATIENCE = 5.0  #: seconds for a request to be there
+_PATIENCE = 5.0  #: seconds for a request to arrive
 _reading = loaded_state.Reading()
 
 
 def main() -> int:
     control = socket.socket(fileno=0)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # while it loads, which may hang, it does not look at its socket
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # it does not read its socket while it loads, which may hang
     try:
         directories = loaded_state.directories()
         with _reading:
@@ -66,16 +66,16 @@ def main() -> int:
         _say(control, f"{type(error).__name__}: {' '.join(str(error).split())}")
         return 1
     gc.collect()
-    gc.freeze()  # a collection would write to every object, and so copy every page
+    gc.freeze()  # a collection in a fork would write to every object, and so copy every page
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
     _say(control, f"ready {told}")
-    show_name(READY_NAME)  # not before: that line is longer than what a socket holds, so the agent has heard nearly all of it by now
+    show_name(READY_NAME)  # not before: that line is longer than a socket's buffer, so the agent has read nearly all of it by now
     serve(control)
     return 0
 
 
 def loaded() -> set[str]:
-    """Names that mean what this process has loaded, also where a job's directory has a module of that name."""
+    """Names of modules that are loaded here, and so hide modules of the same name in a job's directory."""
     return {name.partition(".")[0] for name in sys.modules if not name.startswith("_")}
 
 
@@ -85,9 +85,9 @@ def _say(control: socket.socket, line: str) -> None:
 
 
 def niced(function: Callable[[Sequence[str]], None], argument: Sequence[str]) -> None:
-    """Call it in a thread that gives way to whoever computes. That is gone after it, and what is forked later has our own priority:
+    """Call it in a niced thread, which ends with it, so that later forks have the normal priority.
 
-    to get back a priority that it has given away, a process needs rights.
+    A process would need rights to raise its own priority again.
     """
     failure: list[BaseException] = []
 
@@ -101,14 +101,14 @@ def niced(function: Callable[[Sequence[str]], None], argument: Sequence[str]) ->
     thread = threading.Thread(target=call)
     thread.start()
     thread.join()
-    while Path(f"/proc/self/task/{thread.native_id}").exists():  # it has ended for Python a moment before it has for the kernel
+    while Path(f"/proc/self/task/{thread.native_id}").exists():  # for the kernel it ends a moment later than for Python
         time.sleep(0.001)
     if failure:
         raise failure[0]
 
 
 def load(what: Sequence[str]) -> None:
-    """Import what a worker imports until its first step. ``what``: a recipe or none, and a backbone of it or none."""
+    """Import all modules that a worker imports until its first step. ``what``: a recipe or none, and its backbone or none."""
     gc.disable()
     import torch
     import torch.utils.data
@@ -119,7 +119,7 @@ def load(what: Sequence[str]) -> None:
     from ..train import profiling_run, rng, trainer  # noqa: F401
 
     with torch.autograd.profiler.record_function(""):
-        pass  # it imports more when it is first used, which is in the first step of an optimizer
+        pass  # its first use, in the first step of an optimizer, imports more
 
     for name in what[:1]:
         from ..recipes import ANY, RECIPES, find
@@ -136,8 +136,6 @@ def load(what: Sequence[str]) -> None:
         for module in recipe.needs:
             importlib.import_module(module)
         recipe.load()
-        for backbone in what[1:]:
-            held.hold(backbone, recipe.module().load_backbone)
 
 
 def unfit() -> str | None:
@@ -154,7 +152,7 @@ def unfit() -> str | None:
 
 
 def _in_a_fork(question: Callable[[], bool]) -> bool:
-    """The answer of a child."""
+    """The answer of a forked child."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -166,7 +164,7 @@ def _in_a_fork(question: Callable[[], bool]) -> bool:
 
 
 def serve(control: socket.socket) -> None:
-    """Fork a supervisor for each request, until the other end is closed."""
+    """Fork a supervisor for each request, until the agent's end is closed."""
     while True:
         try:
             data, descriptors, _, _ = socket.recv_fds(control, 1, 1)
@@ -177,7 +175,7 @@ def serve(control: socket.socket) -> None:
         for descriptor in descriptors:
             try:
                 child = os.fork()
-            except OSError:  # no memory, too many processes: the agent sees its socket closed and starts the job cold
+            except OSError:  # no memory, or too many processes: the agent sees its socket closed and starts the job cold
                 child = -1
             if child == 0:
                 _begin(control, descriptor)
@@ -185,7 +183,7 @@ def serve(control: socket.socket) -> None:
 
 
 def _begin(control: socket.socket, descriptor: int) -> NoReturn:
-    """In the child: become the supervisor of a lease. Never comes back."""
+    """In the child: become the supervisor of a lease. Never returns."""
     code = 1
     try:
         control.detach()
@@ -211,7 +209,7 @@ def _supervise(request: socket.socket) -> int:
     os.close(nothing)
     os.close(log)
     code = supervisor.supervise(ForkingSupervisor(run, launch))
-    request.close()  # not before: the agent sees by its end that nobody comes any more
+    request.close()  # not before: by its end the agent sees that the supervisor is gone
     return code
 
 
@@ -234,9 +232,9 @@ def _exactly(request: socket.socket, length: int) -> bytes:
 
 
 def write_tag(tag: str) -> None:
-    """Show ``tag`` in /proc/PID/environ of this process and its children, which shows what an exec has put there.
+    """Show ``tag`` in /proc/PID/environ of this process and its children, which shows the memory that an exec has filled.
 
-    Over the place that the agent has made for it. ValueError: there is none, or the tag is too long.
+    The agent has reserved a place there. ValueError: there is none, or the tag is too long.
     """
     start, environment = _shown(50, 51)
     name = f"{ENV_TAG}=".encode()
@@ -249,22 +247,22 @@ def write_tag(tag: str) -> None:
 
 
 def _shown(first: int, last: int) -> tuple[int, bytes]:
-    """Where what the kernel shows of this process begins, and what is there. By the fields of proc_pid_stat(5) that say so."""
+    """Address and contents of a memory range that the kernel shows of this process, by two fields of proc_pid_stat(5)."""
     fields = Path("/proc/self/stat").read_bytes().rpartition(b") ")[2].split()
     start, end = int(fields[first - 3]), int(fields[last - 3])
     return start, ctypes.string_at(start, end - start)
 
 
 def show_name(name: str, command: str = "") -> None:
-    """Show the first 15 bytes of a name as that of this process, and, as far as there is room, its command line."""
+    """Set the process's name (its first 15 bytes), and its command line as far as there is room."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
     if command:
-        start, shown = _shown(48, 49)  # arg_start and arg_end; the last byte stays 0, or the kernel takes it to go on in the environment
+        start, shown = _shown(48, 49)  # arg_start and arg_end; the last byte stays 0, else the kernel shows the environment too
         ctypes.memmove(start, command.encode()[: len(shown) - 1].ljust(len(shown), b"\0"), len(shown))
 
 
 class Worker:
-    """A forked worker: of `subprocess.Popen` what the supervisor uses."""
+    """A forked worker, as the supervisor's main process."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -277,7 +275,7 @@ class ForkingSupervisor(Supervisor):
     warm = True
 
     def _spawn(self, output: int) -> Worker:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # until the child has handlers of its own, or none
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # until the child has set its own handlers
         try:
             pid = os.fork()
             if pid == 0:
@@ -287,7 +285,7 @@ class ForkingSupervisor(Supervisor):
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
     def _work(self, output: int) -> NoReturn:
-        """In the child: be what `python -m stoker.runners.worker.worker` would be with this environment. Never comes back."""
+        """In the child: become `python -m stoker.runners.worker.worker` with this environment. Never returns."""
         try:
             self._be_worker(output)
         except BaseException:
@@ -307,11 +305,11 @@ class ForkingSupervisor(Supervisor):
         time.tzset()
         os.chdir(self.launch["cwd"])
         name = self.launch["env"][ENV_NAME]
-        show_name(f"job:{name}", f"stoker: job {name}")  # never that of a shell, whose children a stop signals too
+        show_name(f"job:{name}", f"stoker: job {name}")  # never the name of a shell, whose children a stop would signal too
         default_signals()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(number, signal.SIG_IGN)  # all three as Python begins
+            signal.signal(number, signal.SIG_IGN)  # all three as at the start of Python
         from ..worker import script, worker
 
         sys.argv[:], sys.orig_argv[:] = [worker.__file__], self.launch["argv"]
@@ -320,7 +318,7 @@ class ForkingSupervisor(Supervisor):
         gc.enable()
         try:
             code = worker.main()
-        except SystemExit as error:  # of the user's code
+        except SystemExit as error:  # raised by the user's code
             if not (error.code is None or isinstance(error.code, int)):
                 sys.stderr.write(f"{error.code}\n")
             code = error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -331,7 +329,7 @@ class ForkingSupervisor(Supervisor):
 
 
 def _forget() -> None:
-    """What Python's own modules have asked for once, and a fresh process would ask for anew."""
+    """Forget values that Python's own modules cache and a fresh process would look up again."""
     tempfile.tempdir = None
     importlib.invalidate_caches()
     platform._uname_cache = None  # type: ignore[attr-defined]  # the host's name

@@ -1,4 +1,4 @@
-"""Backbones that a process was forked with: a recipe finds loaded what its fork server has loaded for it (docs/warm.md)."""
+"""Backbones that a fork server has loaded: a recipe in its forks finds them here (docs/warm.md)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _held: dict[str, Any] = {}
 
 
 def hold(name: str, load: Callable[[str], Any]) -> None:
-    """Load a backbone, a module or what has one as ``model``, for whoever is forked from this process."""
+    """Load a backbone for the forks of this process: a module, or an object with one as ``model``."""
     from torch import nn
 
     from . import huge_pages
@@ -22,9 +22,9 @@ def hold(name: str, load: Callable[[str], Any]) -> None:
 
 
 def take(name: str, load: Callable[[str], T]) -> T:
-    """What was held, once: who trains it changes it. Else it is loaded.
+    """The held backbone, once, as a training changes it; else it is loaded.
 
-    ``load`` must neither draw from a random generator nor depend on the job: what is held equals what would be loaded.
+    ``load`` must neither draw from a random generator nor depend on the job: the held backbone must equal a newly loaded one.
     """
     found: T = _held.pop(name) if name in _held else load(name)
     return found

@@ -1,4 +1,4 @@
-"""Weights in huge pages: forks share them without a page fault for every 64 KiB, which are 64 ms of a start with 500 MiB (docs/warm.md)."""
+"""Weights in huge pages: forks share them without a page fault for every 64 KiB, which would take 64 ms for 500 MiB (docs/warm.md)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PAGE, _HUGE = 1 << 12, 1 << 21
 
 
 def settle(model: nn.Module) -> None:
-    """Move a model's weights there. Their bits stay, and so do their places in a page: what is computed with them may depend on both."""
+    """Move a model's weights to huge pages. Bits and offsets within a page stay, as results may depend on both."""
     import torch
 
     weights = [weight for weight in model.parameters() if weight.is_contiguous() and weight.device.type == "cpu"]
@@ -22,7 +22,7 @@ def settle(model: nn.Module) -> None:
     place = mmap.mmap(-1, size + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     try:
         place.madvise(mmap.MADV_HUGEPAGE)
-    except OSError:  # of a kernel that has none
+    except OSError:  # the kernel has none
         return
     whole = torch.frombuffer(place, dtype=torch.uint8)
     at = -whole.data_ptr() % _HUGE

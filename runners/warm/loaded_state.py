@@ -1,7 +1,7 @@
-"""What a fork server has taken from the world when it was loaded, and whether the world is still so (docs/warm.md).
+"""The environment and files that a fork server was loaded from, and whether they have changed since (docs/warm.md).
 
-What is read once and kept cannot be listed. So a server tells the variables that Python code has read while it loaded, and the files that
-it consists of. What a process inherits is compared with the agent's, for a fresh process would have that.
+Values that code reads once and keeps cannot be listed. So a server tells the variables that Python code read while it loaded, and the files
+that it consists of. Inherited properties are compared with the agent's, as a fresh process would have those.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...engine import identity
 
 Stamp = list[int] | list[str] | str | None
 
-_CHANGED = "while it was read"  #: the stamp of a file that is never as it was
+_CHANGED = "while it was read"  #: the stamp of a file that changed while it was read: it never matches
 #: lines of /proc/PID/status that a child inherits
 _STATUS = ("Umask", "Uid", "Gid", "Groups", "Cpus_allowed_list", "Mems_allowed_list", "CapEff", "CapBnd", "NoNewPrivs", "Seccomp")
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
@@ -32,19 +32,19 @@ _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 class _Watched(os._Environ[Any]):
     """os.environ while a server loads."""
 
-    read: set[str] = set()  #: names, in all of this process
+    read: set[str] = set()  #: names read anywhere in this process
 
     def __getitem__(self, key: Any) -> Any:
         self.read.add(os.fsdecode(key))
         return super().__getitem__(key)
 
     def items(self) -> ItemsView[Any, Any]:
-        """Who goes through all looks for names that begin with its own (as tqdm does): see `packages`."""
+        """Not counted as reading: code that iterates looks for names with its own prefix (as tqdm does), see `packages`."""
         return {key: super(_Watched, self).__getitem__(key) for key in self}.items()
 
 
 class Reading:
-    """Which variables are read, and what is done to them, in a ``with`` block."""
+    """Records the variables that a ``with`` block reads, and its changes to them."""
 
     def __enter__(self) -> Reading:
         self.before = dict(os.environ)
@@ -60,7 +60,7 @@ class Reading:
         self.changes = {name: value for name in names if (value := os.environ.get(name)) != self.before.get(name)}
 
     def repeat(self) -> None:
-        """Set in the environment of a job what the libraries have set in that of the server."""
+        """Repeat in a job's environment the changes that libraries made in the server's."""
         for name, value in self.changes.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -69,7 +69,7 @@ class Reading:
 
 
 def packages() -> list[str]:
-    """Loaded packages that are not Python's own: a variable that begins with the name of one is taken to be read by it, in C too."""
+    """Loaded packages that are not Python's own. A variable whose name begins with one counts as read by it, also in C."""
     return sorted({name.lower() for name in {name.partition(".")[0] for name in sys.modules} - sys.stdlib_module_names})
 
 
@@ -77,7 +77,7 @@ def packages() -> list[str]:
 
 
 def stamp(path: str) -> Stamp:
-    """Another one when the file has changed; of a directory, when modules came or went there, or packages or versions of them."""
+    """A value that changes with the file; for a directory, with its modules, its packages and their versions."""
     try:
         found = os.stat(path)  # noqa: PTH116 - of thousands; a Path for each is slow
         if stat.S_ISDIR(found.st_mode):
@@ -98,7 +98,7 @@ def _imported(entries: Iterable[os.DirEntry[str]]) -> Iterator[str]:
 
 
 def directories() -> dict[str, Stamp]:
-    """Where modules are looked for. To be stamped before anything is: what is not found is kept too."""
+    """Stamps of the directories of modules. To be taken before any import, as imports that find nothing are cached too."""
     found = dict.fromkeys((*sys.path, *site.getsitepackages(), site.getusersitepackages()))
     return {path: stamp(path) for path in found if path.startswith("/")}
 
@@ -106,7 +106,7 @@ def directories() -> dict[str, Stamp]:
 def files(since: float, data: Iterable[Path]) -> dict[str, Stamp]:
     """Stamps of all files that this process consists of. ``since``: seconds since the epoch at which it began to read them.
 
-    ``data``: directories of models, which are made as a whole.
+    ``data``: directories of models, which are created as a whole.
     """
     names = {os.path.abspath(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}  # noqa: PTH100
     mapped = (line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines() if " /" in line)
@@ -119,12 +119,12 @@ def files(since: float, data: Iterable[Path]) -> dict[str, Stamp]:
 
 
 def changed(stamps: dict[str, Stamp]) -> str | None:
-    """One whose stamp is another one now. Of 2 000 files it takes 4 ms."""
+    """A file whose stamp has changed; None: there is none. It takes 4 ms for 2 000 files."""
     return next((path for path, before in stamps.items() if stamp(path) != before), None)
 
 
 def began() -> float:
-    """When this process was started, in seconds since the epoch. Its start is known to a clock tick, in which it has read no module."""
+    """When this process was started, in seconds since the epoch, rounded up by a clock tick: it reads no module within its first one."""
     own = identity.stat(os.getpid())
     assert own is not None
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + own.started + 1 / os.sysconf("SC_CLK_TCK")
@@ -134,7 +134,7 @@ def began() -> float:
 
 
 def inherited(pid: int) -> dict[str, str]:
-    """Properties of a process that its children have too, by what people call them. OSError: it has gone."""
+    """Properties of a process that its children inherit, by their usual names. OSError: it is gone."""
     proc = Path(f"/proc/{pid}")
     fields = (line.partition(":") for line in (proc / "status").read_text().splitlines())
     found = {name: value.strip() for name, _, value in fields if name in _STATUS}

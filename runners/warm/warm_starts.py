@@ -1,4 +1,4 @@
-"""Fork servers of an agent: jobs of recipes and entrypoints start in milliseconds once a server has loaded what they import.
+"""Fork servers of an agent: jobs of recipes and entrypoints start in milliseconds once a server has loaded their imports.
 
 A server is loaded once the first job that it fits has trained a step, or has ended; it leaves with the agent. Nothing here
 ever blocks the agent: a request is put into a socket as a whole or given up, and a start that is not taken up in time becomes a cold one.
@@ -34,36 +34,36 @@ from .fork_server import LENGTH_PREFIX, TAG_PLACE
 
 log = logging.getLogger("stoker.runner")
 
-SERVERS_KEPT = 2  #: servers
+SERVERS_KEPT = 2  #: besides those of a pool's backbones
 IDLE_SECONDS = 600.0  #: seconds without a start after which a server ends
-REQUEST_PATIENCE = 2.0  #: seconds after which a request that nobody has taken up is given up
+REQUEST_PATIENCE = 2.0  #: seconds after which a request that was not taken up is given up
 SERVER_LOADING = "its server is loading"
 _KILLED = "its server was killed"
-_REQUEST = 1 << 20  #: bytes of the buffer that takes a request
-#: variables that the C libraries of Python, NumPy and torch read when they are loaded; what Python code reads, a server tells
+_REQUEST = 1 << 20  #: bytes of a socket's buffer, which a request must fit into
+#: variables that C libraries of Python, NumPy and torch read when they are loaded; a server itself tells those that Python code reads
 _AT_IMPORT = (
     "ACC_", "ATEN_", "CUDA_", "CUDNN_", "DNNL_", "GFORTRAN_", "GLIBC_", "GOMP_", "GOTO_", "HOME", "INTEL_", "I_MPI_", "KINETO_", "KMP_",
     "LANG", "LC_", "LD_", "MALLOC_", "MKL", "NPY_", "NUMEXPR_", "NUMPY_", "NVIDIA_", "OMP_", "ONEDNN_", "OPENBLAS_", "OPENSSL_", "PYTHON",
     "PYTORCH_", "SQLITE_", "THP_", "TORCH", "VIRTUAL_ENV",
 )  # fmt: skip
-_SET_PER_JOB = ("CUDA_VISIBLE_DEVICES", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")  #: read later than that
-_OURS = ("STOKER_CACHE",)  #: of our own variables, those that are not of a lease
-_FRESH = 0.1  #: seconds for which it is not looked again whether the world is as a server has found it
+_SET_PER_JOB = ("CUDA_VISIBLE_DEVICES", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")  #: read later, in the job
+_OURS = ("STOKER_CACHE",)  #: our own variables that do not belong to a lease
+_FRESH = 0.1  #: seconds for which a comparison of a server's state with the present one holds
 _PACKAGE = Path(__file__).parents[1]
 
 
 class Forked:
-    """A start that a fork server was asked for: of `subprocess.Popen` what `runs` uses."""
+    """A start that a fork server was asked for, with the methods of `subprocess.Popen` that `runs` uses."""
 
     def __init__(self, channel: socket.socket):
         self._channel: socket.socket | None = channel
         self.late_at = time.monotonic() + REQUEST_PATIENCE
 
     def poll(self) -> int | None:
-        """None while its supervisor lives or may still come; else that it has gone. It shows nothing else: who asks looks for exit.json."""
+        """None while its supervisor lives or may still start, else 1: it is gone. The outcome is in exit.json."""
         if self._channel is None:
             return 1
-        if select.select([self._channel], [], [], 0)[0]:  # nothing is ever said there but its end
+        if select.select([self._channel], [], [], 0)[0]:  # the socket only ever shows its end
             self.wait()
             return 1
         return None
@@ -72,7 +72,7 @@ class Forked:
         return time.monotonic() > self.late_at
 
     def wait(self) -> int:
-        """Let go of it: it is no child of ours."""
+        """Release it: it is not our child."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
@@ -80,17 +80,14 @@ class Forked:
 
 
 class Kind(NamedTuple):
-    """What a fork server has loaded beside torch, which is what jobs it fits."""
+    """What a fork server has loaded besides torch; this decides which jobs it fits."""
 
-    recipe: str | None  #: None: nothing, it is for entrypoints
-    backbone: str | None = None  #: a pre-trained model of the recipe
+    recipe: str | None  #: None: it is for entrypoints
+    backbone: str | None = None  #: a pre-trained model, for jobs of any recipe
 
     @property
     def words(self) -> str:
-        backbone = f" with {self.backbone}" if self.backbone else ""
-        if self.recipe == recipes.ANY:
-            return str(self.backbone)
-        return f"recipe {self.recipe}{backbone}" if self.recipe else self.backbone or "what entrypoints need"
+        return self.backbone or (f"recipe {self.recipe}" if self.recipe else "what entrypoints need")
 
 
 class Server:
@@ -101,12 +98,12 @@ class Server:
         control.setblocking(False)
         self.since = steady_time()
         self.use()
-        self.memory: int | None = None  #: bytes, when it was ready
-        self.why = SERVER_LOADING  #: not ready because
+        self.memory: int | None = None  #: bytes, once it was ready
+        self.why = SERVER_LOADING  #: why it is not ready; empty: it is
         self._said = b""
-        self._told: dict[str, Any] = {}  #: what it has taken from the world
-        self._looked = (-math.inf, "")  #: when that was last compared, and what was found
-        self.admitted = False  #: it has been looked at whether there is memory for it
+        self._told: dict[str, Any] = {}  #: the state that it was loaded from
+        self._looked = (-math.inf, "")  #: time and result of the last comparison with the present state
+        self.admitted = False  #: the limit of memory was checked for it
 
     @classmethod
     def start(cls, kind: Kind, env: Mapping[str, str], code: str) -> Server:
@@ -123,7 +120,7 @@ class Server:
         return cls(process, ours, code)
 
     def use(self) -> None:
-        """It is of use now: it stays for so long again."""
+        """It is used now: its time without use begins anew."""
         self.used_at, self.until = time.monotonic(), steady_time() + IDLE_SECONDS
 
     @property
@@ -135,7 +132,7 @@ class Server:
         return not self.why
 
     def _hear(self) -> None:
-        """Of one that loads: one line, which is that it is ready, or why it cannot be."""
+        """Read the one line of a loading server: that it is ready, or why it cannot serve."""
         heard = b" "
         while heard and not self._said.endswith(b"\n"):
             try:
@@ -155,7 +152,7 @@ class Server:
         self.why = " ".join(self._said.decode(errors="replace").split()) if heard else silent
 
     def outdated(self) -> str:
-        """Why it is no longer what a fresh process would be, whatever the job; empty: it is. Takes 5 ms."""
+        """Why it differs from a fresh process for any job; empty: it does not. Takes 5 ms."""
         if (now := time.monotonic()) - self._looked[0] > _FRESH:
             self._looked = (now, self._compared())
         return self._looked[1]
@@ -173,32 +170,32 @@ class Server:
         return f"the runner has another {differ[0]} than its server" if differ else ""
 
     def unlike(self, env: Mapping[str, str]) -> str | None:
-        """Why it is not what a fresh process of this environment would be."""
+        """Why it differs from a fresh process with this environment; None: it does not."""
         read, packages = frozenset(self._told["read"]), frozenset(self._told["packages"])
         return _differs(self._told["environment"], env, lambda name: name in read or name.partition("_")[0].lower() in packages)
 
     @property
     def modules(self) -> Sequence[str]:
-        """Names that mean what it has loaded."""
+        """Names of its loaded modules."""
         found: Sequence[str] = self._told["modules"]
         return found
 
     @property
     def heard(self) -> bool:
-        """It has said whether it can serve, or has gone."""
+        """Whether it has answered that it can serve or cannot, or is gone."""
         return self.why != SERVER_LOADING
 
     def fileno(self) -> int:
-        """Readable when it says something."""
+        """A descriptor that is readable when it answers."""
         return self._control.fileno()
 
     @property
     def gone(self) -> bool:
-        """It has ended, or is about to."""
+        """Whether it has ended or is about to."""
         return self.why not in ("", SERVER_LOADING) or self.process.poll() is not None
 
     def ask(self, run: RunDir, launch: Launch) -> Forked | None:
-        """Ask for a supervisor; None when that would have to be waited for."""
+        """Ask for a supervisor; None: the request does not fit into the socket now."""
         content = json.dumps([str(run.path), launch]).encode()
         ours, theirs = socket.socketpair()
         with theirs:
@@ -216,7 +213,7 @@ class Server:
         return Forked(ours)
 
     def end(self) -> None:
-        """Kill it: what it has forked goes on."""
+        """Kill it; its forks go on."""
         self._control.close()
         if self.process.poll() is None:
             self.process.kill()
@@ -224,21 +221,21 @@ class Server:
 
 
 class WarmStarts:
-    """The fork servers of an agent, by what they have loaded. ``environment``: what a job gets of the agent's."""
+    """The fork servers of an agent, by kind. ``environment``: the part of the agent's that jobs get."""
 
     def __init__(self, enabled: bool, environment: Mapping[str, str] | None = None):
         self.enabled = enabled
-        self.limit: float = math.inf  #: bytes that all servers may take
+        self.limit: float = math.inf  #: bytes that all servers together may take
         self._draining = False
-        self._kept: set[Kind] = set()  #: servers that stay, whether they are used or not
-        self._fits: dict[int, Kind] = {}  #: leases that a server fits
+        self._kept: set[Kind] = set()  #: kinds whose servers stay even without use
+        self._fits: dict[int, Kind] = {}  #: kind of the server that fits each lease
         self._environment = dict(os.environ if environment is None else environment)
         self._servers: dict[Kind, Server] = {}
-        self._broken: dict[Kind, tuple[float, str]] = {}  #: since when and why there is no server any more
-        self._stamp = (-math.inf, "")  #: when the runners' files were last looked at, and what was found
+        self._broken: dict[Kind, tuple[float, str]] = {}  #: kinds that cannot be loaded: since when, and why
+        self._stamp = (-math.inf, "")  #: time and result of the last `code_stamp`
 
     def start(self, run: RunDir, assignment: Assignment, launch: Launch) -> tuple[Forked, None] | tuple[None, str]:
-        """Start a job by a fork, or say why it is to be started cold."""
+        """Start a job by a fork, or return why it must start cold."""
         why = self.why_cold(assignment, launch)
         asked = None if why else self._servers[_kind(assignment)].ask(run, launch)
         if asked is not None:
@@ -250,7 +247,7 @@ class WarmStarts:
         return None, why
 
     def why_cold(self, assignment: Assignment, launch: Launch) -> str | None:
-        """Why a job does not start by a fork now; None: it does."""
+        """Why a job cannot start by a fork now; None: it can."""
         if (why := self._unsuited(assignment, launch)) is not None:
             return why
         kind = self._fits[assignment.lease] = _kind(assignment)
@@ -269,7 +266,7 @@ class WarmStarts:
         return hidden or server.unlike(launch["env"])
 
     def _code(self) -> str:
-        """`code_stamp`, at most a second old: it takes a look at each file."""
+        """`code_stamp`, at most a second old, as it reads the times of all files."""
         if (now := time.monotonic()) - self._stamp[0] > 1.0:
             self._stamp = (now, code_stamp())
         return self._stamp[1]
@@ -292,7 +289,7 @@ class WarmStarts:
         return None
 
     def expect(self, assignment: Assignment, *, ended: bool = False) -> None:
-        """A job has trained a step, or ended: have a server for the next of its kind, in the place of the one used least recently."""
+        """A job has trained a step, or ended: have a server for the next of its kind; the least recently used one makes room."""
         kind = self._fits.get(assignment.lease)
         if ended:
             self._fits.pop(assignment.lease, None)
@@ -301,11 +298,11 @@ class WarmStarts:
         server = self._servers.get(kind)
         if server is None or server.gone:
             self._load(kind)
-        elif ended and server.heard:  # one that hangs while it loads is not kept by those that start cold meanwhile
+        elif ended and server.heard:  # a server that hangs while loading is not kept alive by cold starts
             server.use()
 
     def keep(self, backbones: Iterable[str]) -> None:
-        """Have a server of each of these backbones for as long as it is among them; one that no longer is ends."""
+        """Keep a server of each of these backbones; servers of backbones that are no longer listed end."""
         wanted = set()
         for name in backbones if self.enabled else ():
             recipe = recipes.starting_from(name)
@@ -339,7 +336,7 @@ class WarmStarts:
         return env | _THREADS | {"PYTHONUNBUFFERED": env.get("PYTHONUNBUFFERED", "1")}
 
     def _spare(self) -> list[Kind]:
-        """Servers that are not kept, the one that was used least recently first."""
+        """Kinds of servers that are not kept, the least recently used one first."""
         return sorted(self._servers.keys() - self._kept, key=lambda kind: self._servers[kind].used_at)
 
     @property
@@ -348,13 +345,13 @@ class WarmStarts:
 
     @draining.setter
     def draining(self, now: bool) -> None:
-        """Whether no new jobs come: then servers are of no use."""
+        """Whether no new jobs come: then servers are useless and end."""
         self._draining = now
         if now:
             self.close()
 
     def tend(self) -> None:
-        """End servers that have not been used for long, note which cannot load, and load those that are to be kept."""
+        """End servers without use, note those that cannot load, and load those that are to be kept."""
         for kind, server in list(self._servers.items()):
             if server.gone or (kind not in self._kept and time.monotonic() - server.used_at > IDLE_SECONDS):
                 self._drop(kind)
@@ -362,7 +359,7 @@ class WarmStarts:
             self._load(kind)
 
     def told(self) -> list[ForkServer]:
-        """All servers as they are now; those that have just become ready have to fit into the memory."""
+        """The state of all servers; a server that has just become ready must fit into the memory."""
         for kind, server in list(self._servers.items()):
             if server.ready and not server.admitted:
                 server.admitted = True
@@ -386,11 +383,11 @@ class WarmStarts:
         return sorted(found, key=lambda one: (one.recipe, one.backbone))
 
     def loading(self) -> list[int]:
-        """Descriptors that become readable when a server has loaded, or cannot."""
+        """Descriptors that become readable when a loading server answers."""
         return [server.fileno() for server in self._servers.values() if not server.heard]
 
     def _make_room(self, newest: Kind) -> None:
-        """End other servers until all fit into the memory, and the newest itself when that is not enough."""
+        """End older servers until all fit into the memory, and finally the newest itself."""
         older = [kind for kind in self._spare() if kind != newest and self._servers[kind].admitted]
         for kind in [*older, newest]:
             taken = sum(server.memory or 0 for server in self._servers.values() if server.admitted)
@@ -412,7 +409,7 @@ class WarmStarts:
         server.end()
 
     def failed(self, assignment: Assignment) -> None:
-        """A request was not taken up: its server hangs, so it is ended; the next job's end loads another."""
+        """End a server that did not take up a request: it hangs. The next end of a job loads another."""
         if (server := self._servers.pop(_kind(assignment), None)) is not None:
             server.end()
 
@@ -433,7 +430,7 @@ def _kind(assignment: Assignment) -> Kind:
     if recipe is None:
         return Kind(None, None)
     backbone = recipe.backbone(assignment.spec)
-    return Kind(recipes.ANY if backbone is not None and recipe.is_directory(backbone, assignment.spec) else name, backbone)
+    return Kind(name if backbone is None else recipes.ANY, backbone)
 
 
 def _hidden(directory: Path, modules: Iterable[str]) -> str | None:

@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -208,21 +208,6 @@ def report_pipeline(pipeline: Mapping[str, Any]) -> None:
     stages = [_known(stage) for stage in pipeline["stages"]]
     record = {**_stamp(), "step": 0, "pipeline": {**_known(pipeline), "stages": stages}}
     (state.reports or state.open_reports(state.run_dir)).append(record)
-
-
-_ROWS = 100  #: of a profile in one record, so that a line stays short
-
-
-def report_part_times(model: str, signature: int, device: str, emulated: bool, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Report a profile of a model: the fields of `protocol.PartTimes`, ``rows`` those of `protocol.PartTime` in the order of the parts."""
-    state = _state
-    if state.run_dir is None:
-        return
-    whole = {"model": model, "signature": signature, "device": device, "emulated": emulated, "parts": 1 + max(row["part"] for row in rows)}
-    reports = state.reports or state.open_reports(state.run_dir)
-    for begin in range(0, len(rows), _ROWS):
-        part_times = whole | {"rows": rows[begin : begin + _ROWS]}
-        reports.append({**_stamp(), "step": 0, "part_times": part_times})
 
 
 def report_of_adapters(**told: Mapping[str, Any]) -> None:

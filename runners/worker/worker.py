@@ -20,7 +20,7 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -28,7 +28,7 @@ import msgspec
 
 from ...engine.errors import StokerError, UsageError, nearest
 from ...engine.home import ENV_IMPORTING
-from ...engine.protocol import Assignment
+from ...engine.protocol import Assignment, Partner
 from ...engine.spec.model import SERVES, JobSpec, Serve
 from ..lease.rundir import ENV_CHECKPOINTS, ENV_JOB, ENV_RUN_DIR, OOM_EXIT, OOM_MARKER, PREEMPTED_EXIT
 from . import late_dynamo, script
@@ -36,7 +36,7 @@ from . import late_dynamo, script
 if TYPE_CHECKING:
     import torch
 
-    from ..train.step import Step
+    from ..train.step import PartialStep, Step
     from ..train.task import Task
     from .ranks import Ranks
 
@@ -138,7 +138,17 @@ def _trained(assignment: Assignment, spec: JobSpec, ranks: Ranks) -> int:
         from ..replicas.replica_trainer import ReplicaTrainer, word_in
 
         where = word_in(Path(os.environ[ENV_RUN_DIR]), assignment)
-        done = ReplicaTrainer(task, spec.stop, script.checkpoint_dir(), ranks, spec.replicas, assignment, where, begin_from).run()
+        done = ReplicaTrainer(
+            task,
+            spec.stop,
+            script.checkpoint_dir(),
+            ranks,
+            spec.replicas,
+            assignment,
+            where,
+            begin_from,
+            _plain_or_swapped(spec, task, ranks),
+        ).run()
         if done:
             script.done()
         return 0 if done else PREEMPTED_EXIT
@@ -155,6 +165,8 @@ def _trained(assignment: Assignment, spec: JobSpec, ranks: Ranks) -> int:
     elif task.leaves is not None and begin_from is None:
         from ..finetune.beginning import train
 
+        if assignment.joint is not None and not _first_steps_together(assignment.joint, task, spec, ranks):
+            return PREEMPTED_EXIT
         done = train(task, trainer, assignment.offers, assignment.curve, spec.stop, script.checkpoint_dir(), ranks)
     else:
         training = trainer(script.checkpoint_dir(), begin_from=begin_from)
@@ -166,6 +178,22 @@ def _trained(assignment: Assignment, spec: JobSpec, ranks: Ranks) -> int:
     if done:
         script.done()
     return 0 if done else PREEMPTED_EXIT
+
+
+def _first_steps_together(partner: Partner, task: Task, spec: JobSpec, ranks: Ranks) -> bool:
+    """False: asked to stop meanwhile."""
+    from ..finetune.joint_phase import train_together
+    from ..train.batches import Interrupted
+
+    def other() -> Task:
+        about = msgspec.convert(partner.spec, JobSpec)
+        with chdir(about.workdir):  # from which its files count
+            return build(about)
+
+    try:
+        return train_together(task, partner.job, other, spec.stop, script.checkpoint_dir(), ranks)
+    except Interrupted:
+        return False
 
 
 def _work(spec: JobSpec, task: Task, ranks: Ranks) -> Step | None:
@@ -180,7 +208,7 @@ def _work(spec: JobSpec, task: Task, ranks: Ranks) -> Step | None:
     return ReplayedStep(step)
 
 
-def _plain_or_swapped(spec: JobSpec, task: Task, ranks: Ranks) -> Step | None:
+def _plain_or_swapped(spec: JobSpec, task: Task, ranks: Ranks) -> PartialStep | None:
     if spec.memory is None:
         if spec.share is None or spec.share.gpu != "switched":
             return None

@@ -9,6 +9,7 @@ SELECT j.id,
        CASE WHEN j.held THEN 'held' WHEN u.n IS NOT NULL THEN 'dependency' WHEN epoch(j.not_before) > $2 THEN 'backoff'
             WHEN j.state = 'submitted' THEN 'weights' ELSE 'cap' END AS code,
        CASE WHEN j.held THEN 'held: ''stoker release ' || j.id || ''' lets it go'
+            WHEN u.n = 1 AND u.needs = j.begin_after AND j.begins = 'joint' THEN 'waits to train its first steps together with job ' || u.needs
             WHEN u.n = 1 AND u.needs = j.begin_after THEN 'waits for job ' || u.needs || ' to end, with whose adapter it is to begin'
             WHEN u.n = 1 THEN 'waits for job ' || u.needs || ' to end'
             WHEN u.n > 1 THEN 'waits for ' || u.n || ' jobs to end, the first of them job ' || u.needs

@@ -3,7 +3,7 @@ CREATE OR REPLACE VIEW transfers AS
 WITH cold AS (SELECT lesson, digest, avg(steps) AS steps, count(*) AS jobs FROM adapters WHERE reached AND NOT begun GROUP BY ALL)
 SELECT b.job_id, j.name AS job, j.owner, b.data, b.source AS from_job, s.data AS from_data, s.labels = b.labels AS same_labels, b.same_data,
        s.labels AS from_labels, b.labels, b.state AS outcome, b.expected,
-       CASE WHEN a.begun AND (a.reached OR a.steps >= c.steps) THEN c.steps / greatest(a.steps, 1) END AS measured,
+       CASE WHEN a.begun AND (a.reached OR a.steps >= c.steps) THEN c.steps / greatest(a.steps + CASE WHEN b.state = 'joint' THEN b.cost ELSE 0 END, 1) END AS measured,
        c.steps AS cold_steps, c.jobs AS cold_jobs, a.steps, b.step AS decided_at_step, b.cost AS cost_steps, b.why
 FROM beginnings b
 JOIN jobs j ON j.id = b.job_id
@@ -22,12 +22,12 @@ COMMENT ON COLUMN transfers.same_labels IS 'Both have the same kind of labels';
 COMMENT ON COLUMN transfers.same_data IS 'Both have the same training samples: counted apart, as little is left to learn';
 COMMENT ON COLUMN transfers.from_labels IS 'Kind of labels of that job';
 COMMENT ON COLUMN transfers.labels IS 'Kind of labels of the job';
-COMMENT ON COLUMN transfers.outcome IS 'planned; begun: being tried, or as job:NAME says; kept; undone: it did not help; cold: from the backbone';
+COMMENT ON COLUMN transfers.outcome IS 'planned; begun: being tried, or as job:NAME says; kept; undone: it did not help; joint: its first steps were trained together with that job; cold: from the backbone';
 COMMENT ON COLUMN transfers.expected IS 'Steps from the backbone over steps with the adapter, as expected before it began; NULL: nothing was measured';
 COMMENT ON COLUMN transfers.measured IS 'The same as it came, against jobs like it that trained from the backbone, of one that missed its target at most so much; NULL: undone, not that long, or no such job';
 COMMENT ON COLUMN transfers.cold_steps IS 'Steps that jobs like it took to the target from the backbone, the mean';
 COMMENT ON COLUMN transfers.cold_jobs IS 'How many these were';
 COMMENT ON COLUMN transfers.steps IS 'Steps that it took';
 COMMENT ON COLUMN transfers.decided_at_step IS 'Step at which it was kept or undone';
-COMMENT ON COLUMN transfers.cost_steps IS 'Steps that trying it cost: those that the job did not go on from';
+COMMENT ON COLUMN transfers.cost_steps IS 'Steps that trying it cost, which the job did not go on from; joint: steps together, of the lease of that job';
 COMMENT ON COLUMN transfers.why IS 'Why this adapter, or why none';

@@ -429,7 +429,7 @@ def test_a_simulation_of_no_jobs_is_refused(stoker: Callable[..., Told], tmp_pat
 def test_a_simulation_of_an_empty_workload_is_refused() -> None:
     options = {"policies": ["fifo"], "settings": [], "strict": False, "seed": 0, "seeds": 1, "costs": "none", **given()}
     with pytest.raises(UsageError, match="nothing has no jobs"):
-        make_study(make_workload("nothing", [], [], []), Cluster.parse("1x2"), options, study.Source())
+        make_study(make_workload("nothing", [], [], []), Cluster.parse("1x2"), options, study.WorkloadSource())
 
 
 def test_without_a_daemon_figures_are_shown_and_one_line_says_that_they_are_not_kept(stoker: Callable[..., Told], trace: str) -> None:
@@ -665,7 +665,7 @@ def test_use_of_few_moments_is_kept_whole() -> None:
 
 def a_run(study_name: str = "one") -> NewRun:
     runs = study.runs_of(study.choose(["fifo"], []), [0])
-    asked = study.Study(small(), Cluster.parse("1x2"), Options(), runs, study.Source("abc", 7))
+    asked = study.Study(small(), Cluster.parse("1x2"), Options(), runs, study.WorkloadSource("abc", 7))
     (outcome,) = study.run_study(asked, 1, lambda *_: None)
     assert outcome.result is not None
     row = {"study": study_name, "version": "0", **record.run_row(asked, outcome)}

@@ -17,7 +17,7 @@ import pytest
 from e2e import DaemonProcess, Jobs, RunnerProcess, command, end_workers, free_port, until
 from stoker.engine.client import Client
 from stoker.engine.errors import Conflict
-from stoker.engine.fleet.remote_logs import RemoteLogs, Source
+from stoker.engine.fleet.remote_logs import LogSource, RemoteLogs
 from stoker.engine.home import Home
 from stoker.engine.identity import boot_id
 from stoker.engine.protocol import VERSION, Assignments, GpuInfo, Hello, LogPiece, LogRequest, Poll
@@ -117,7 +117,7 @@ def test_a_runner_that_sends_no_logs_is_told_of(start_daemon, home: Home) -> Non
     assert asking.returncode == 4
 
 
-HERE = Source(7, 3, Path("/h/jobs/7/run-3"), True, "a", socket.gethostname(), "/h", boot_id(), 5, "up")
+HERE = LogSource(7, 3, Path("/h/jobs/7/run-3"), True, "a", socket.gethostname(), "/h", boot_id(), 5, "up")
 
 
 class _Silent:

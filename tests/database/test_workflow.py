@@ -68,7 +68,7 @@ class Host:
         return self.report(WorkerUpdate(lease=lease, state="exited", ts=ts, exit_code=code, outcome=outcome, **more))
 
     def stop(self, lease: int, reason: str = "preempted", for_job: int | None = None) -> None:
-        self.enact(stops=[leases.Stop(lease, reason, "policy:test", for_job)])
+        self.enact(stops=[leases.LeaseStop(lease, reason, "policy:test", for_job)])
 
     def control(self, action: str, *jobs: int, **more) -> list[str]:
         return [row["message"] for row in self.store.write(control, Control(action, jobs, "ann", **more))]

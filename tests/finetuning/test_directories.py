@@ -43,8 +43,13 @@ def cut_in_the_header(path):
 
 def sharded(path):
     (path / "model.safetensors").rename(path / "model-1-of-2.safetensors")
-    index = {"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}}
+    index = {"metadata": {}, "weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}}
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def indexed(path, **places):
+    (path / "model.safetensors").rename(path / "model-1.safetensors")
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
 
 
 def old_weights(path):
@@ -62,11 +67,14 @@ FAULTS = [
     (lambda path: (path / "model.safetensors").write_bytes(b""), NOT_WHOLE),
     (lambda path: (path / "model.safetensors").write_bytes(struct.pack("<Q", 3) + b"[1]"), NOT_WHOLE),
     (lambda path: (path / "model.safetensors").unlink(), r"has no weights: neither model.safetensors nor"),
+    (indexed, r"has a model.safetensors.index.json without a weight_map of names and files"),
+    (lambda path: indexed(path, a="model-1.safetensors"), r"has a model.safetensors.index.json without metadata, which transformers asks"),
     (old_weights, r"has its weights in pytorch_model.bin, and no \*.safetensors; load and save it with transformers"),
     (lambda path: (path / "config.json").unlink(), r"has no config.json; a directory as save_pretrained of transformers writes it has one"),
     (lambda path: (path / "config.json").write_text("[]"), r"has a config.json that is not a mapping"),
     (lambda path: (path / "config.json").write_text("{}"), r"has a config.json without model_type"),
     (lambda path: changed(path, model_type="lama"), r"is a model of type 'lama', which the installed transformers does not know"),
+    (lambda path: changed(path, quantization_config={"quant_method": "gptq"}), r"is quantised \(gptq\); recipes train weights of 16 or 32"),
     (lambda path: changed(path, auto_map={"AutoModel": "own.Model"}), r"needs code of its own \(own.Model\), which would"),
 ]  # fmt: skip
 
@@ -102,6 +110,12 @@ def test_a_path_means_the_same_wherever_it_is_read(copied, tmp_path):
 def test_what_is_not_there_is_said(backbone, line, copied, tmp_path):
     with pytest.raises(UsageError, match=line):
         submitted(f"name: job\nrecipe: causal-lm\nbackbone: {backbone}\n", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "a\0b"])
+def test_what_no_file_can_be_called_is_not_there(name):
+    with pytest.raises(UsageError, match=r"backbone: /.* does not exist; give a directory"):
+        hub_directory.find(f"/{name}")
 
 
 def test_a_name_is_looked_for_in_the_local_cache_alone(model_of, tmp_path, monkeypatch):
@@ -148,6 +162,16 @@ def test_weights_are_mapped_and_neither_drawn_nor_read_by_threads(model_of):
     assert not model.training and not model.config.use_cache
 
 
+def test_weights_that_are_not_those_of_the_config_are_named(copied, caplog):
+    changed(copied, intermediate_size=32)
+    line = r"of another shape than its config says: model.layers.0.mlp.down_proj.weight is \[32, 64\], and should be \[32, 32\]"
+    with pytest.raises(UsageError, match=line):
+        hub_model.load(str(copied))
+    changed(copied, intermediate_size=64, num_hidden_layers=3)
+    hub_model.load(str(copied))
+    assert "9 have no place in the model that its config says, such as model.layers.3.input_layernorm.weight" in caplog.text
+
+
 def test_weights_that_a_model_lacks_are_not_made_up(model_of, tmp_path):
     from safetensors.torch import load_file, save_file
 
@@ -177,9 +201,9 @@ def test_what_does_not_suit_a_recipe_is_one_line(recipe, model, params, line, mo
     assert "\n" not in str(told.value)
 
 
-def test_params_of_a_directory_are_not_for_others(data):
-    with pytest.raises(UsageError, match=r"params.dtype: is for a backbone that is a directory; tiny is computed as it is"):
-        build("causal-lm", "tiny", data=data["text"], dtype="bfloat16")
+def test_params_of_what_is_loaded_are_not_for_random_weights(data):
+    with pytest.raises(UsageError, match=r"params.dtype: is for a backbone that is loaded, not for backbone: none; leave it out"):
+        build("causal-lm", "none", data=data["text"], dtype="bfloat16")
 
 
 def test_without_transformers_it_is_said_how_to_install_it(copied, tmp_path, monkeypatch):
@@ -189,6 +213,14 @@ def test_without_transformers_it_is_said_how_to_install_it(copied, tmp_path, mon
         submitted("name: job\nrecipe: causal-lm\nbackbone: ./here/llama\n", tmp_path)
     with pytest.raises(StokerError, match=r"pip install '\.\[llm\]'"):
         hub_model.load(str(copied))
+
+
+def test_a_model_of_timm_needs_timm(copied, tmp_path, monkeypatch):
+    (copied / "config.json").write_text(json.dumps({"architecture": "resnet10t", "pretrained_cfg": {"input_size": [3, 64, 64]}}))
+    found = hub_directory.importlib.util.find_spec
+    monkeypatch.setattr(hub_directory.importlib.util, "find_spec", lambda name: None if name == "timm" else found(name))
+    with pytest.raises(UsageError, match=r"job.yaml:3: backbone: .*/llama is a model of timm, which this Python has not; install timm"):
+        submitted("name: job\nrecipe: image-classifier\nbackbone: ./here/llama\nparams: {data: .}\n", tmp_path)
 
 
 def test_a_host_without_memory_for_it_says_so(copied, monkeypatch):

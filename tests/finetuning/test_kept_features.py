@@ -5,16 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from stoker.engine.errors import UsageError
+from stoker.runners.backbones.hub_body import HubTexts
+from stoker.runners.backbones.hub_model import load
 from stoker.runners.finetune.kept_features import KeptFeatures
-from stoker.runners.recipes.encoder import Encoder
 from tiny_models import build, same, trainer, weights
 
 pytestmark = pytest.mark.xdist_group("tiny models")
-
-SMALL = {
-    "hidden_size": 16, "layer_norm_eps": 1e-5, "vocab_size": 50, "pad_token_id": 0, "max_position_embeddings": 32, "type_vocab_size": 2,
-    "hidden_dropout_prob": 0.1, "num_attention_heads": 2, "intermediate_size": 32, "hidden_act": "gelu", "num_hidden_layers": 3,
-}  # fmt: skip
 
 
 def batch(*texts):
@@ -24,12 +20,9 @@ def batch(*texts):
     return tokens, tokens != 0
 
 
-@pytest.fixture
-def encoder():
-    torch.manual_seed(0)
-    made = Encoder(SMALL)
-    made.freeze(2)
-    return made.train()
+@pytest.fixture(params=["bert", "llama"])
+def encoder(request, model_of):
+    return HubTexts(load(str(model_of(request.param))), "last").train()
 
 
 @pytest.mark.parametrize(("memory", "file", "computed"), [(1 << 20, 0, 3), (0, 1 << 20, 3), (16 * 4 * 4, 1 << 20, 3), (0, 0, 6)])
@@ -58,7 +51,10 @@ def test_a_text_has_the_same_features_in_any_batch_and_the_trained_layer_learns_
     alone = torch.cat([encoder.kept.padded(*batch(ids), lambda row: pytest.fail("it is kept")) for ids in ([8, 9],)])
     assert torch.equal(alone[0], encoder.kept.padded(tokens, mask, lambda row: pytest.fail("it is kept"))[1, :2])
     encoder.train()(tokens, mask).sum().backward()
-    assert {name.split(".")[1] for name, value in encoder.named_parameters() if value.grad is not None} == {"2"}
+    changed = [name for name, value in encoder.named_parameters() if value.grad is not None]
+    assert changed and all(".layer.3." in name or "layers.3." in name or name.endswith("norm.weight") for name in changed)
+    encoder.kept = None
+    assert torch.equal(encoder.eval()(tokens, mask), plain)  # nothing of it was changed
 
 
 @pytest.fixture
@@ -66,17 +62,18 @@ def task(model_of, data):
     return lambda **params: build("text-classifier", model_of("bert"), data=data["mails"], lr=1e-2, **{"layers": "head", **params})
 
 
-def test_a_resumed_job_ends_with_the_same_bits(task, tmp_path):
-    whole = trainer(task(features="kept"), tmp_path / "whole", steps=30)
+@pytest.mark.parametrize("layers", ["head", "last"])
+def test_a_resumed_job_ends_with_the_same_bits(layers, task, tmp_path):
+    whole = trainer(task(features="kept", layers=layers), tmp_path / "whole", steps=30)
     assert whole.run() and whole.task.model.encoder.kept.computed == 36  # 32 texts to train on, 4 held out
-    parts = trainer(task(features="kept"), tmp_path / "parts", steps=30)
+    parts = trainer(task(features="kept", layers=layers), tmp_path / "parts", steps=30)
     parts.until = 13
     assert parts.run() and parts.step == 13
-    again = trainer(task(features="kept"), tmp_path / "parts", steps=30)
+    again = trainer(task(features="kept", layers=layers), tmp_path / "parts", steps=30)
     assert again.run() and same(weights(again), weights(whole))
-    plain = trainer(task(), tmp_path / "plain", steps=30)
+    plain = trainer(task(layers=layers), tmp_path / "plain", steps=30)
     plain.run()
-    assert all(torch.allclose(value, weights(whole)[name], atol=1e-4) for name, value in weights(plain).items())
+    assert all(torch.allclose(value, weights(whole)[name], atol=1e-3) for name, value in weights(plain).items())
 
 
 @pytest.mark.parametrize(
@@ -84,7 +81,6 @@ def test_a_resumed_job_ends_with_the_same_bits(task, tmp_path):
     [
         ({"petl": "lora"}, "an adapter is trained in all layers, so nothing below it is frozen"),
         ({"layers": "all"}, "with layers: all nothing is frozen"),
-        ({"layers": "last"}, "of a backbone that is a directory they are kept with layers: head only"),
     ],
 )
 def test_where_nothing_is_frozen_below_it_is_said(params, words, task):

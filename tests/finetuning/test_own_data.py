@@ -124,6 +124,7 @@ PICTURES = [
     ("vit", {"layers": "all"}),
     ("vit", {"petl": "lora", "lr": 1e-2}),
     ("convnext", {"layers": "all"}),
+    ("resnet", {"layers": "all"}),
     ("convnext", {"petl": "lora", "lr": 1e-2}),
 ]
 
@@ -214,3 +215,21 @@ def test_what_is_no_picture_is_named(folder, model_of, tmp_path):
         build("image-classifier", model_of("bert"), data=str(folder))
     with pytest.raises(UsageError, match=r"params.petl: a prompt is for models that read texts; give lora or adapter"):
         build("image-classifier", model_of("vit"), data=str(folder), petl="prompt")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("params", [{"layers": "last"}, {"petl": "lora"}])
+def test_a_model_of_timm_where_that_is_installed(params, folder, tmp_path):
+    timm = pytest.importorskip("timm")
+    from safetensors.torch import save_file
+
+    given = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 2}
+    path = tmp_path / "vit"
+    path.mkdir()
+    save_file(timm.create_model("vit_tiny_patch16_224", **given).state_dict(), path / "model.safetensors", metadata={"format": "pt"})
+    seen = {"input_size": [3, 32, 32], "mean": [0.4, 0.4, 0.4], "std": [0.2, 0.2, 0.2]}
+    config = {"architecture": "vit_tiny_patch16_224", "num_classes": 1000, "pretrained_cfg": seen, "model_args": given}
+    (path / "config.json").write_text(json.dumps(config))
+    trained = trainer(build("image-classifier", path, data=str(folder), lr=1e-2, **params), tmp_path, steps=12)
+    assert trained.run() and trained.task.train[0][0].shape == (3, 32, 32)
+    assert trained.model.mean.flatten().tolist() == pytest.approx([0.4] * 3)

@@ -179,9 +179,9 @@ def test_what_cannot_be_is_one_line(params, line, made):
     assert "\n" not in str(told.value)
 
 
-def test_petl_is_for_directories(data):
-    with pytest.raises(UsageError, match=r"params.petl: is for a backbone that is a directory, not for tiny; leave it out"):
-        build("causal-lm", "tiny", data=data["text"], petl="lora")
+def test_petl_is_for_what_was_trained(data):
+    with pytest.raises(UsageError, match=r"params.petl: there is nothing to adapt with backbone: none; leave it out"):
+        build("causal-lm", "none", data=data["text"], petl="lora")
 
 
 def spoilt(folder, what):

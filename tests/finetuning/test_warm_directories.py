@@ -70,7 +70,18 @@ def test_a_pool_keeps_a_directory_and_jobs_of_all_recipes_fit_it(model_of: Any) 
     for recipe in ("text-classifier", "causal-lm", "prompt-tune"):
         warm.why_cold(job(1, recipe=recipe, backbone=path), {"env": {**warm._servers_environment(), ENV_TAG: ""}, "cwd": "/"})  # type: ignore[typeddict-item]
         assert warm._fits[1] == Kind(ANY, path), recipe
-    for params, recipe in (({"petl": "lora"}, ANY), ({"adapter": "there"}, ANY), ({"petl": "full"}, "text-classifier")):
-        spec = {"recipe": "text-classifier", "backbone": "minilm", "params": params}
+    for recipe, name in (("text-classifier", "minilm"), ("causal-lm", "tiny"), ("prompt-tune", "tiny")):
+        spec = {"recipe": recipe, "backbone": name}
         warm.why_cold(job(1, **spec), {"env": {**warm._servers_environment(), ENV_TAG: ""}, "cwd": "/"})  # type: ignore[typeddict-item]
-        assert warm._fits[1] == Kind(recipe, "minilm")
+        assert warm._fits[1] == Kind(ANY, name)
+
+
+@pytest.mark.nightly  # of a directory by day
+def test_a_model_that_has_a_name_is_held_once_for_all_recipes(host: Warm, data: dict[str, str]) -> None:
+    tune = {"recipe": "prompt-tune", "params": {"data": data["mails"], "tokens": 4, **SMALL}, "backbone": "tiny"}
+    go_on = {"recipe": "causal-lm", "params": {"data": data["text"], "context": 16, **SMALL}, "backbone": "tiny"}
+    cold = host.warmed(1, **tune)
+    until(lambda: any(one.state == "ready" for report in host.daemon.reports for one in report.servers or ()))
+    assert host.train(2, **tune) == cold
+    assert host.train(3, **go_on, warm="off") == host.train(4, **go_on)
+    assert len(host.servers()) == 1 and said(host).count("starts warm") == 2

@@ -28,8 +28,10 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {**_LLM, "tie_word_embeddings": True}),
     "bert": ("BertConfig", "BertForMaskedLM", {**_TEXTS, "max_position_embeddings": 128}),
     "vit": ("ViTConfig", "ViTForImageClassification", _PICTURES),
+    "resnet": ("ResNetConfig", "ResNetForImageClassification",
+               {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 2], "layer_type": "basic"}),
     "convnext": ("ConvNextConfig", "ConvNextForImageClassification", {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1]}),
-}
+}  # fmt: skip
 
 
 def save(name: str, folder: Path, seed: int = 0, **changes: Any) -> Path:

@@ -123,6 +123,15 @@ class Host:
     def mend(self) -> None:
         _run("ip", "link", "set", self.link, "up")
 
+    def lose(self, other: Host) -> None:
+        """What it sends to the other one is lost without a word; what that sends arrives."""
+        _run(
+            "ip", "-n", self.namespace, "neigh", "replace", other.address, "lladdr", "02:00:00:00:00:01", "dev", "eth0", "nud", "permanent"
+        )
+
+    def find(self, other: Host) -> None:
+        _run("ip", "-n", self.namespace, "neigh", "del", other.address, "dev", "eth0")
+
     def die(self) -> None:
         """All processes of it at once."""
         assert self.init is not None

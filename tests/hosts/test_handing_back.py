@@ -13,7 +13,7 @@ from afar import Clock, Daemon
 from e2e import SAVES, Jobs, RunnerProcess, command, end_workers, free_port, until
 from stoker.engine.fleet import registration
 from stoker.engine.home import Home
-from stoker.engine.jobs.leases import Stop, stop
+from stoker.engine.jobs.leases import LeaseStop, stop
 from stoker.engine.protocol import Report
 from stoker.engine.scheduling.view import snapshot
 from stoker.engine.spec.model import JobSpec
@@ -143,7 +143,7 @@ def test_what_saves_nothing_is_not_begun_where_it_could_not_end(daemon: Daemon, 
     lease = daemon.grant(first, "h1")
     daemon.tell("h1", lease, "running", clock.now)
     clock.now += 10
-    daemon.store.write(lambda tx, batch: [stop(tx, batch)], Stop(lease, "preempted", "test"))
+    daemon.store.write(lambda tx, batch: [stop(tx, batch)], LeaseStop(lease, "preempted", "test"))
     daemon.tell("h1", lease, "exited", clock.now, outcome="stopped")
     words = "takes 2h, saves nothing, and so is not begun on h1, which leaves in 59m"
     assert starts() == ({}, [(first, "leaving", words)])

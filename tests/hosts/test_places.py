@@ -16,7 +16,7 @@ from stoker.engine.fleet.registration import NodeChange
 from stoker.engine.forecast.explain import explain
 from stoker.engine.forecast.trial import with_job
 from stoker.engine.jobs.control import Control, control
-from stoker.engine.jobs.leases import Stop, stop
+from stoker.engine.jobs.leases import LeaseStop, stop
 from stoker.engine.protocol import PlaceTold, Record, Records, Report, SharedPlace
 from stoker.engine.scheduling.view import Snapshot, snapshot
 from stoker.engine.spec.model import JobSpec, Share
@@ -37,7 +37,7 @@ def saved(daemon: Daemon, node: str, *, step: int = 134, size: int | None = 1000
     record = Record(seq=1, ts=now, step=step, checkpoint=step)
     report = Report(node=node, session=daemon.sessions[node], records=[Records(lease=lease, rank=0, records=[record])])
     daemon.store.write(registration.report, report)
-    daemon.store.write(lambda tx, batch: [stop(tx, batch)], Stop(lease, "drain", "test"))
+    daemon.store.write(lambda tx, batch: [stop(tx, batch)], LeaseStop(lease, "drain", "test"))
     daemon.tell(node, lease, "exited", now, outcome="stopped", saved=size)
     return job
 

@@ -91,9 +91,10 @@ def test_a_recipe_whose_package_is_not_installed(tmp_path: Path, monkeypatch: py
     assert told("recipe: text-classifier", tmp_path, {}) == []
     hidden = [path for path in sys.path if "site-packages" not in path]
     monkeypatch.setattr(sys, "path", hidden)
-    for name in ("tokenizers", "PIL"):
+    for name in ("tokenizers", "PIL", "transformers"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    (tmp_path / "safetensors.py").write_text("")
+    for name in ("safetensors", "transformers"):
+        (tmp_path / f"{name}.py").write_text("")
     monkeypatch.setattr(sys, "path", [*hidden, str(tmp_path)])
     said = "which this Python has not: pip install '.[recipes]' in Stoker's source tree; on the runner's host it may be there"
     assert told("recipe: text-classifier", tmp_path, {}) == [f"f.yaml:1: recipe: needs tokenizers, {said}"]

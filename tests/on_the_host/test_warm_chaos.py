@@ -183,7 +183,7 @@ def test_what_no_fork_survives_starts_cold_with_its_reason(at_import: str, why: 
     given = job(1, recipe="text-classifier")
     starts = WarmStarts(True, {**os.environ, "PYTHONPATH": str(tmp_path)})
     launch: Any = {"env": {**os.environ, **warm_starts._THREADS, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(tmp_path), "STOKER_TAG": "x"}}
-    assert starts.why_cold(given, launch) == "no process had loaded recipe text-classifier with minilm yet"
+    assert starts.why_cold(given, launch) == "no process had loaded minilm yet"
     starts.expect(given)
 
     def failed() -> Any:

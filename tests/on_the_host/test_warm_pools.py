@@ -110,7 +110,7 @@ def test_a_runner_keeps_what_it_is_told_to_within_its_memory(monkeypatch: pytest
     starts.keep(["bert", "gpt"])
     starts._load(Kind("toy"))
     assert [(one.backbone, one.recipe, one.state) for one in starts.told()] == [
-        ("bert", "prompt", "ready"), ("gpt", "prompt", "ready"), ("", "toy", "failed"),
+        ("bert", "any", "ready"), ("gpt", "any", "ready"), ("", "toy", "failed"),
     ]  # fmt: skip
     starts.draining = True
     assert [one.state for one in starts.told()] == ["failed"]

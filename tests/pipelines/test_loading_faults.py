@@ -14,7 +14,7 @@ from stoker.engine.spec.model import PipelineOptions, Reuse, Stop, Switch
 from stoker.runners.loaders.stages import Working
 from stoker.runners.loaders.workers.worker_processes import WorkerProcess
 from stoker.runners.train import batches, piped, rng
-from stoker.runners.train.batch_feeds import Source
+from stoker.runners.train.batch_feeds import SampleSource
 from stoker.runners.train.task import Task
 from stoker.runners.train.trainer import Trainer
 from stoker.runners.worker import script, worker
@@ -102,7 +102,7 @@ def test_an_error_of_the_data_set_names_the_sample(tmp_path, blocks, capsys):
 @pytest.mark.parametrize("processes", [True, None], ids=["processes", "either"])
 def test_samples_for_a_buffer_are_apart_and_those_of_a_batch_together(monkeypatch, processes):
     monkeypatch.setattr(piped.Plan, "_run", lambda plan, stages, samples: stages)
-    made = Source(Numbers(), doubtful, torch.utils.data.default_collate, 0, order=None)
+    made = SampleSource(Numbers(), doubtful, torch.utils.data.default_collate, 0, order=None)
     plan = piped.Plan(made, PipelineOptions(processes=processes), False, augments=True, collates=False)
     for stages, apart in ((plan.samples(None, 4), True), (plan.redrawn(BATCHES, 4, list, []), True), (plan.batches(BATCHES), False)):
         working = [stage for stage in stages if isinstance(stage, Working)]

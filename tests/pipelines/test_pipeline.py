@@ -26,7 +26,7 @@ from stoker.runners.loaders.pipeline import Pipeline
 from stoker.runners.loaders.readings import machine
 from stoker.runners.loaders.readings import window as readings
 from stoker.runners.loaders.readings.meters import Stopwatch
-from stoker.runners.loaders.readings.sizes import ITEM, nbytes
+from stoker.runners.loaders.readings.sizes import QUEUED_ITEM_BYTES, nbytes
 from stoker.runners.loaders.stages import Batch, Map, Prefetch, Shuffle, Source
 from stoker.runners.loaders.tuning.controller import Knob, Unit
 from stoker.runners.loaders.workers.faults import Ended, StageError
@@ -499,7 +499,7 @@ def test_used_after_a_fork() -> None:
 
 def test_a_queue_holds_no_more_bytes_than_it_may() -> None:
     """The consumer takes nothing: what waits is bounded by bytes, however many items there are."""
-    load = (1 << 18) - ITEM - nbytes(b"")
+    load = (1 << 18) - QUEUED_ITEM_BYTES - nbytes(b"")
     pipeline = Pipeline([Source(itertools.count()), Map(lambda _: bytes(load), name="load", workers=2), Prefetch(mib=2)])
     with nothing_left(), pipeline:
         iterator = iter(pipeline)
@@ -531,7 +531,7 @@ def test_items_of_no_bytes_are_bounded_by_their_number(ordered: bool) -> None:
         iterator = iter(pipeline)
         next(iterator)
         until(lambda: pipeline.observe().stages[0].blocked == 1.0, LONG, pause=0.001)
-        assert 1000 < pipeline.observe().stages[1].queue < (1 << 20) // ITEM
+        assert 1000 < pipeline.observe().stages[1].queue < (1 << 20) // QUEUED_ITEM_BYTES
 
 
 def test_what_was_delivered_is_the_consumers_alone() -> None:

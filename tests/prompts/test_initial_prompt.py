@@ -19,6 +19,7 @@ from stoker.runners.train.batches import Interrupted
 from stoker.runners.worker import script, worker
 
 PROMPTS = [f"{verb} {what} {'now' * more}" for verb in ("sort", "find", "tell", "mark") for what in ("mails", "spam") for more in range(3)]
+HERE = r"tiny@\w{12}"  #: the LLM, by its revision
 MEDOID = [row // 6 * 6 for row in range(24)]  # four clusters of six
 
 
@@ -32,12 +33,13 @@ def samples(tmp_path):
     return load_samples(load_llm("tiny"), str(tmp_path / "mails.jsonl"), max_tokens=24)
 
 
-def write_bank(home, prompts=PROMPTS, medoid=MEDOID, llm="tiny@1", place=("tiny", "1", "bytes")):
-    path = Home(home).bank(*place)
+def write_bank(home, prompts=PROMPTS, medoid=MEDOID, llm="", place=()):
+    tiny = load_llm("tiny")
+    path = Home(home).bank(*(place or (tiny.name, tiny.revision, tiny.tokens)))
     path.parent.mkdir(parents=True, exist_ok=True)
-    rows = features(load_llm("tiny"), prompts)
+    rows = features(tiny, prompts)
     np.savez(path, prompts=np.array(prompts, dtype=str), features=rows, medoid=np.array(medoid, dtype=np.int32),
-             ids=np.arange(100, 100 + len(prompts)), llm=llm, tokenizer="bytes")  # fmt: skip
+             ids=np.arange(100, 100 + len(prompts)), llm=llm or tiny.key, tokenizer=tiny.tokens)  # fmt: skip
     return path
 
 
@@ -139,23 +141,23 @@ def test_a_job_that_is_asked_to_stop_leaves_the_lookup(tmp_path, samples, monkey
 
 def test_a_bank_that_cannot_be_used_is_told_in_one_line(tmp_path, samples):
     build = r"'stoker prompt bank build --llm tiny --from FILE.jsonl' makes one; or give another params.init, such as vocabulary"
-    with pytest.raises(NotFound, match=rf"params.init: there is no prompt bank of tiny@1 in .*: {build}"):
+    with pytest.raises(NotFound, match=rf"params.init: there is no prompt bank of {HERE} in .*: {build}"):
         beginning(samples, tmp_path).start("bank", tmp_path / "checkpoints")
     with pytest.raises(NotFound, match=r"params.init: a bank is read by a job only"):
         beginning(samples, None).start("bank", tmp_path / "checkpoints")
-    other = write_bank(tmp_path, llm="tiny@2", place=("tiny", "2", "bytes"))
+    other = write_bank(tmp_path, llm="tiny@2", place=("tiny", "2", load_llm("tiny").tokens))
     with pytest.raises(
-        Conflict, match=rf"the bank is of tiny@2 \(bytes\), and the LLM here is tiny@1 \(bytes\); they are never mixed: {build}"
+        Conflict, match=rf"the bank is of tiny@2 \(\w+\), and the LLM here is {HERE} \(\w+\); they are never mixed: {build}"
     ):
         beginning(samples, tmp_path).start("bank", tmp_path / "checkpoints")
     own = write_bank(tmp_path, llm="tiny@2")
-    with pytest.raises(Conflict, match=r"bank.npz is of tiny@2, and the LLM here is tiny@1 \(bytes\); they are never mixed"):
+    with pytest.raises(Conflict, match=rf"bank.npz is of tiny@2, and the LLM here is {HERE} \(\w+\); they are never mixed"):
         beginning(samples, tmp_path).start("bank", tmp_path / "checkpoints")
     own.write_bytes(other.read_bytes()[:100])
     with pytest.raises(StokerError, match=r"bank.npz cannot be read \(.*\); the daemon writes it again when it starts"):
         beginning(samples, tmp_path).start("bank", tmp_path / "checkpoints")
     write_bank(tmp_path, [], [])
-    with pytest.raises(NotFound, match=rf"params.init: the prompt bank of tiny@1 is empty: {build}"):
+    with pytest.raises(NotFound, match=rf"params.init: the prompt bank of {HERE} is empty: {build}"):
         beginning(samples, tmp_path).start("bank", tmp_path / "checkpoints")
     assert not (tmp_path / "checkpoints").exists()
 

@@ -24,11 +24,12 @@ def jobs(home, start_daemon, start_runner):
 
 
 def write_bank(home):
-    path = home.bank("tiny", "1", "bytes")
+    llm = load_llm("tiny")
+    path = home.bank(llm.name, llm.revision, llm.tokens)
     path.parent.mkdir(parents=True)
     medoid = np.array([row // 3 * 3 for row in range(len(PROMPTS))], dtype=np.int32)
-    rows = features(load_llm("tiny"), PROMPTS)
-    np.savez(path, prompts=np.array(PROMPTS), features=rows, medoid=medoid, ids=np.arange(len(PROMPTS)), llm="tiny@1", tokenizer="bytes")
+    rows = features(llm, PROMPTS)
+    np.savez(path, prompts=np.array(PROMPTS), features=rows, medoid=medoid, ids=np.arange(len(PROMPTS)), llm=llm.key, tokenizer=llm.tokens)
 
 
 def tuning(home, **fields):
@@ -79,7 +80,7 @@ def test_what_is_wrong_is_the_job_s_message(jobs, home):
     wrong = jobs.submit("wrong", **tuning(home, params=params))
     row = jobs.ended(none)
     assert row["state"] == "failed" and row["exit_code"] == 3
-    assert "params.init: there is no prompt bank of tiny@1 in " in row["state_reason"]
+    assert f"params.init: there is no prompt bank of {load_llm('tiny').key} in " in row["state_reason"]
     row = jobs.ended(wrong)
     assert row["state"] == "failed" and row["exit_code"] == 2 and "params.data: there is no set " in row["state_reason"]
 

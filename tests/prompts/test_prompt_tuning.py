@@ -6,6 +6,7 @@ import pytest
 import torch
 from stoker.engine.errors import StokerError, Unreachable, UsageError
 from stoker.engine.spec.model import JobSpec, Stop
+from stoker.runners.backbones import packaged
 from stoker.runners.backbones.pretrained import load_llm
 from stoker.runners.prompts import soft_prompt
 from stoker.runners.prompts.activations import features
@@ -83,7 +84,8 @@ def test_a_tuned_prompt_is_written_for_peft_and_for_people(tmp_path, mails):
     config = json.loads((folder / "adapter_config.json").read_text())
     assert (config["peft_type"], config["num_virtual_tokens"], config["token_dim"]) == ("PROMPT_TUNING", 12, 32)
     about = json.loads((folder / "prompt.json").read_text())
-    assert about["llm"] == "tiny@1" and about["answers"] == {"bad": " A", "good": " B"}  # to tiny, " bad" and " good" begin alike
+    assert about["llm"] == load_llm("tiny").key
+    assert about["answers"] == {"bad": " A", "good": " B"}  # to tiny, " bad" and " good" begin alike
     assert about["started_from"] == {"init": "text", "text": "sort mails"} and about["input"] == "{prompt}{text}\nAnswer:"
     assert about["nearest_tokens"] == "sort mailsso"  # three steps have moved no vector away from its token
 
@@ -92,15 +94,7 @@ def test_peft_reads_it_where_it_is_installed(tmp_path, mails):
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     trainer = train(tmp_path, mails, 3)
     assert trainer.run()
-    llm = load_llm("tiny")
-    shape = llm.model.shape
-    theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(
-        vocab_size=shape.vocabulary, hidden_size=shape.hidden, num_hidden_layers=shape.layers, num_attention_heads=shape.heads,
-        num_key_value_heads=shape.key_heads, intermediate_size=shape.inner, rms_norm_eps=shape.epsilon, tie_word_embeddings=True,
-        rope_theta=shape.rope_base,
-    ))  # fmt: skip
-    theirs.load_state_dict({f"model.{name}": value for name, value in llm.model.state_dict().items()}, strict=False)
-    theirs.tie_weights()
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(packaged.directory("tiny"))
     loaded = peft.PeftModel.from_pretrained(theirs, tmp_path / "checkpoints" / "prompt").eval()
     tokens, last, _ = batch_of(trainer.task.train[:1])
     with torch.no_grad():
@@ -137,7 +131,7 @@ def test_scores_are_the_loss_that_a_tuning_begins_with(mails):
     by_hand = []
     for ids, label in common:  # one at a time, the whole input at once, all logits
         vectors = torch.cat([model.prompt, llm.model.embed_tokens(torch.tensor(ids))])
-        states, _ = llm.model.states(vectors[None])
+        states = llm.model.states(vectors[None])
         logits = torch.nn.functional.linear(states[0, -1], llm.model.embed_tokens.weight)[list(samples.answers)]
         by_hand.append(-logits.log_softmax(-1)[label].item())
     assert found[1] == pytest.approx(sum(by_hand) / len(by_hand), abs=1e-5)

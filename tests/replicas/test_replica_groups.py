@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from afar import Clock, Daemon
+from scripted import run
 from stoker.engine.api.retries import Retry, _again
 from stoker.engine.errors import Conflict, UsageError
 from stoker.engine.fleet import registration
@@ -23,6 +25,7 @@ from stoker.engine.spec.build import Context
 from stoker.engine.spec.dump import dump
 from stoker.engine.spec.model import JobSpec, Provenance, Submission
 from stoker.engine.spec.reading.load import load_text
+from stoker.policies import registry
 from stoker.runners.replicas.replica_trainer import ReplicaTrainer
 from stores import reopened
 
@@ -116,9 +119,6 @@ def test_more_replicas_than_the_pool_has_gpus_are_refused(daemon: Daemon) -> Non
          "f.yaml:3: replicas.max: 4 replicas cannot share a global batch of 3 samples; raise global_batch or lower max"),
         ("gpus: 2\nreplicas: {min: 1, max: 2, global_batch: 4}",
          "f.yaml:4: replicas: each replica has one GPU; write gpus: 1, and the number of replicas as min and max"),
-        ("memory: {cap: 1GiB}\nreplicas: {min: 1, max: 2, global_batch: 4}",
-         "f.yaml:4: replicas: cannot go with memory: a replica has its whole model on its GPU and computes batch_size samples at once; "
-         "remove it"),
         ("replicas: {min: 1, max: 2, global_batch: 4}\narray: {params: {lr: [1, 2]}}",
          "array: cannot go with replicas, which are an array by themselves; submit a job for each combination"),
         ("replicas: {min: 1, max: 2, global_batch: 4, quorum_timeout: 0.1s}",
@@ -233,6 +233,18 @@ def test_a_group_is_retried_whole_and_not_beside_what_is_left_of_it(daemon: Daem
     daemon.tell("h1", lease, "exited", 0.0, outcome="completed", exit_code=0)
     with pytest.raises(Conflict, match="the replicas lm have finished all steps, so there is nothing to retry"):
         retried(other[1])
+
+
+def test_the_page_names_the_policies_that_take_gpus_from_a_group_when_others_come() -> None:
+    page = (Path(__file__).parents[2] / "docs/elastic.md").read_text()
+    named = re.findall(r"`(\w+)`", page[page.index("short jobs of others come") : page.index("take GPUs from it")])
+    rows = [(0.0, 36_000.0, 1)] * 3 + [(3600.0 + 60 * place, 600.0, 1) for place in range(4)]
+    shrinks = []
+    for name in sorted(registry.POLICIES):
+        fates = run(rows, name, "1x3").fates
+        assert (fates.started[:3] == 0.0).all(), name  # every policy lets it grow into what is free
+        shrinks += [name] * bool(fates.preemptions[:3].any())
+    assert named == shrinks
 
 
 def test_who_waits_for_others_is_not_hanging() -> None:

@@ -7,11 +7,13 @@ import signal
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from replica_members import PATIENCE, Member, World, counting, world
 
 pytest.importorskip("torchft", reason="the extra 'replicas' is not installed")
 import torch
+from stoker.engine.spec.model import JobSpec, Memory
 from stoker.runners.lease.rundir import PREEMPTED_EXIT
 
 
@@ -122,6 +124,16 @@ def test_one_that_trains_another_model_leaves_with_a_line_and_stops_nobody(tmp_p
         there.until_step(first, first.step + 2)
 
 
+def test_of_two_with_one_id_the_older_leaves_and_the_newer_trains(tmp_path: Path) -> None:
+    with world(tmp_path, counting(steps=600, pace=0.004)) as there:
+        (first,) = there.start(0)
+        there.until_step(first, 3)
+        older, newer = there.start(1, 1)
+        assert there.wait(older) == 2
+        assert "stoker: task 1 runs again as lease 3; this one, lease 2, is an old one" in older.log
+        there.until_step(newer, first.step + 2)  # one that leaves is not taken for one that has done all steps
+
+
 @pytest.mark.nightly
 def test_a_member_that_stood_still_is_left_behind_and_copies_the_state(tmp_path: Path) -> None:
     """As one whose link was cut: it is silent, and comes back with an older state."""
@@ -133,3 +145,31 @@ def test_a_member_that_stood_still_is_left_behind_and_copies_the_state(tmp_path:
         os.kill(first.pid, signal.SIGCONT)
         ended_alike(there, first, second, third, steps=200)
         assert "copied the weights of task" in first.log
+
+
+def deep(memory: Memory, steps: int, pace: float = 0.0) -> JobSpec:
+    return msgspec.structs.replace(counting(least=2, most=2, steps=steps), entrypoint="counting:deep", params={"pace": pace}, memory=memory)
+
+
+SWAPPED = Memory(cap=48 << 10, accumulate=2, swap="force")
+
+
+def test_swapped_members_end_with_the_bits_of_plain_ones(tmp_path: Path) -> None:
+    ends = []
+    for name, memory in (("plain", Memory(accumulate=2, swap="off")), ("swapped", SWAPPED)):
+        with world(tmp_path / name, deep(memory, steps=6)) as there:
+            members = there.start(0, 1)
+            assert [there.wait(member) for member in members] == [0, 0], members[0].log
+            ends += [member.weights for member in members]
+    assert len(set(ends)) == 1
+    assert "parts of the model under a cap" in members[0].log and members[0].reports[-2]["values"]["swap_in"] > 0
+
+
+def test_of_swapped_members_one_is_killed_while_it_computes_and_comes_back(tmp_path: Path) -> None:
+    with world(tmp_path, deep(SWAPPED, steps=40, pace=0.01)) as there:
+        first, second = there.start(0, 1)
+        there.until_step(first, 3)
+        there.kill(second)
+        (again,) = there.start(1)
+        assert [there.wait(first), there.wait(again)] == [0, 0], first.log
+        assert first.weights == again.weights

@@ -1,4 +1,4 @@
-"""A group over pretended hosts: a link that is cut and mended, a host that dies, and another one on which its task goes on."""
+"""A group over pretended hosts: a link is cut and mended, one loses what goes one way, a host dies, and its task goes on on another."""
 
 from __future__ import annotations
 
@@ -45,6 +45,12 @@ def test_a_group_outlives_a_cut_link_and_a_host(tmp_path: Path) -> None:
         trains(2)
         third.mend()
         trains(3)
+        third.lose(second)
+        trains(2)
+        words = "do not reach each other; the others go on until they do"
+        until(lambda: any(words in log for host in (second, third) for log in _logs(host.home)), 30)
+        third.find(second)
+        trains(3)
         second.die()
         trains(2)
         until(lambda: net.state(second.name) == "suspect", 60)
@@ -62,6 +68,9 @@ def test_a_group_outlives_a_cut_link_and_a_host(tmp_path: Path) -> None:
         assert len({line.rpartition("weights ")[2] for line in ends}) == 1 and len(ends) == 3, ends
 
 
+def _logs(home: Path) -> list[str]:
+    return [path.read_text() for path in home.glob("jobs/*/run-*/output.log")]
+
+
 def _ends(home: Path) -> list[str]:
-    logs = [path.read_text() for path in home.glob("jobs/*/run-*/output.log")]
-    return [line for log in logs for line in log.splitlines() if f"finished at step {STEPS}" in line]
+    return [line for log in _logs(home) for line in log.splitlines() if f"finished at step {STEPS}" in line]

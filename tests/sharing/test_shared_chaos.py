@@ -154,7 +154,6 @@ ONE = {kill_worker: "failed", kill_supervisor: "lost", hold: "preempted", preemp
     ],
     ids=lambda act: act.__name__,
 )
-@pytest.mark.sampled(2)
 def test_what_happens_to_one_of_two_is_nothing_to_the_other(pair: Pair, act: Callable[[Pair], None]) -> None:
     before, (other, _) = pair.goes_on("left"), pair.goes_on("right")
     act(pair)

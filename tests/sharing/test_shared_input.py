@@ -21,7 +21,7 @@ from stoker.runners.share import input_groups, shared_input
 from stoker.runners.share.batch_ring import living
 from stoker.runners.share.input_groups import InputGroup, InputGroups
 from stoker.runners.share.shared_input import SharedInput, described, same
-from stoker.runners.train.batch_feeds import SharedFeed, Source, StreamFeed
+from stoker.runners.train.batch_feeds import SampleSource, SharedFeed, StreamFeed
 from stoker.runners.train.batches import Order, Positions
 from test_batch_ring import code, forked  # noqa: F401
 
@@ -40,8 +40,8 @@ def jittered(sample: tuple[torch.Tensor, int]) -> tuple[torch.Tensor, int]:
     return sample[0] + random.random(), sample[1]
 
 
-def source(augment: Callable[[Any], Any] | None = jittered) -> Source:
-    return Source(Pictures(), augment, torch.utils.data.default_collate, 0, Order(40, 8, 0))
+def source(augment: Callable[[Any], Any] | None = jittered) -> SampleSource:
+    return SampleSource(Pictures(), augment, torch.utils.data.default_collate, 0, Order(40, 8, 0))
 
 
 def group(directory: Path, lease: int = 1, leases: int = 1) -> InputGroup:

@@ -650,8 +650,8 @@ def trained(directory, monkeypatch, memory, make):
 
 
 def in_all_parts(directory, monkeypatch, count, make, grows=False):
-    """Cut at every place that the model's units allow."""
-    monkeypatch.setattr("stoker.runners.swap.swapped_step.cuts_for", lambda units, *_: tuple(units.cuts()))
+    """Cut at every place that the model's units allow; where one micro-batch goes back through a part by halves, at every other one."""
+    monkeypatch.setattr("stoker.runners.swap.swapped_step.cuts_for", lambda units, *_: tuple(units.cuts()[2 - count :: 3 - count]))
     return trained(directory, monkeypatch, Memory(cap=1 << 40, accumulate=count), make)
 
 

@@ -6,8 +6,6 @@ import pytest
 from stoker.engine.cli.main import run
 from stoker.engine.client import Client
 from stoker.engine.errors import UsageError
-from stoker.engine.jobs.model_profiles import keep_part_times
-from stoker.engine.protocol import PartTime, PartTimes
 from stoker.runners.swap.partition import ACCUMULATE
 
 TASKS = """
@@ -69,7 +67,7 @@ def test_without_a_daemon_a_child_process_plans(plan):
 
 
 @pytest.mark.slow
-def test_a_daemon_has_a_job_plan_and_keeps_the_times(plan, home, start_daemon, start_runner):
+def test_a_daemon_has_a_job_plan(plan, home, start_daemon, start_runner):
     start_daemon()
     start_runner()
     code, out, err = plan("chain", "--cap", "1MiB", "--accumulate", "auto")
@@ -79,12 +77,6 @@ def test_a_daemon_has_a_job_plan_and_keeps_the_times(plan, home, start_daemon, s
     assert any(line.startswith("peak ") and "of 1.0 MiB" in line for line in lines)
     (compute,) = [line for line in lines if line.startswith("compute ")]
     assert set(compute.split()[1]) <= set("1234.") and "1" in compute
-    client = Client(home, url="", token="")
-    asked = {"query": "SELECT direction, count(*), max(part), min(seconds) > 0, max(parameters) FROM part_times GROUP BY 1 ORDER BY 1"}
-    rows = client.post("/v1/sql", asked)["rows"]
-    client.close()
-    assert [row[:3] for row in rows] == [[way, 12, 11] for way in ("backward", "forward", "load", "out")]
-    assert {row[4] for row in rows} == {4 * (64 + 8)}
 
 
 @pytest.mark.slow
@@ -151,21 +143,3 @@ def test_a_command_has_no_model_to_plan(home, tmp_path, capsys):
     (tmp_path / "job.yaml").write_text('name: other\ncommand: "true"\n')
     assert run(["--home", str(home.path), "swap", "plan", str(tmp_path / "job.yaml"), "--cap", "1MiB"]) == 2
     assert "a plan is for a recipe or an entrypoint" in capsys.readouterr().err
-
-
-def test_a_newer_profile_stands_in_place_of_the_one_before_also_where_it_has_fewer_pieces(store):
-    def told(pieces, seconds):
-        rows = [
-            PartTime(part=part, name="p", direction=way, seconds=seconds, parameters=1, gradients=1, activations=1, workspace=1)
-            for part in range(pieces) for way in ("forward", "load")
-        ]  # fmt: skip
-        return PartTimes(model="m", signature=2**63 - 1, device="d", emulated=True, parts=pieces, rows=rows)
-
-    def keep(tx, batch):
-        keep_part_times(tx, batch)
-        return [None] * len(batch)
-
-    for profile in (told(4, 1.0), told(3, 2.0)):
-        store.write(keep, profile)
-    with store.read() as con:
-        assert con.execute("SELECT count(*), max(part), min(seconds) FROM part_times").fetchall() == [(6, 2, 2.0)]

@@ -174,6 +174,22 @@ def test_gradients_weights_and_statistics_are_those_of_the_plain_loop_to_the_bit
     assert [torch.equal(a, b) for a, b in zip(expected, found, strict=True)] == [True] * len(expected)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_products_are_computed_by_as_many_threads_as_outside_of_parts(threads):
+    """How many there are decides how MKL divides the sums of a long product. A thread begins with those of the machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        torch.manual_seed(0)
+        model, batch = nn.Sequential(nn.Linear(20_000, 3), nn.ReLU(), nn.Linear(3, 3)), torch.randn(64, 20_000)
+        expected = model(batch).sum()
+        executor = executor_of(units_of(model, lambda model, batch: model(batch).sum(), [batch]), 2)
+        (found,) = executor.run([micro_batch(executor, lambda model, batch: model(batch).sum(), batch)])
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found, expected)
+
+
 def test_all_memory_of_the_device_is_given_back_and_a_cap_holds():
     executor = parted(pair()[1], 9)
     swapped(executor, tokens_of(0, 2), 0)

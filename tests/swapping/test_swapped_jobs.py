@@ -79,6 +79,7 @@ def values(jobs, job, name):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # left and resumed, in this process: test_swapped_step.py; live: below, and test_swap_command.py
 def test_a_job_under_a_cap_trains_as_without_also_where_it_is_held_or_killed_inside_a_step(jobs, home):
     memory = {"cap": 96 * 1024, "accumulate": 2}
     plain = submit(jobs, home, "plain", memory={"swap": "off", "accumulate": 2})

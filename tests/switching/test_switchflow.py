@@ -175,10 +175,10 @@ def test_equals_have_a_step_each_however_long_it_is() -> None:
     assert ends([(0.0, 30.0, 1), (0.0, 30.0, 1)], iterations=unknown) == pytest.approx([60.0, 60.0])
 
 
-def test_one_that_waits_for_its_data_has_no_more_turns_than_alone() -> None:
-    """A step of 4 s, of which it computes for one, leaves three of four seconds to the other."""
+def test_one_that_waits_for_its_data_comes_in_the_middle_of_anothers_step() -> None:
+    """Its step of 4 s takes 4.5; the other one has 3.5 s of these and ends at 38.6. The first has 1.43 steps left then."""
     two = {"models": ["waits", "computes"], "profiles": [Profile("waits", utilisation=0.25), Profile("computes", utilisation=1.0)]}
-    assert ends([(0.0, 40.0, 1), (0.0, 30.0, 1)], iterations=[10, 30], **two) == pytest.approx([40.0, 40.0])
+    assert ends([(0.0, 40.0, 1), (0.0, 30.0, 1)], iterations=[10, 30], **two) == pytest.approx([44.286, 38.571], abs=1e-3)
 
 
 def test_each_step_of_one_that_goes_before_waits_until_the_other_has_paused() -> None:
@@ -191,3 +191,8 @@ def test_who_starts_takes_no_turns_yet_whoever_comes_meanwhile() -> None:
     """The first trains from 5 on, alone until 15, at half until 17, and at a third until 23, when the third has done its 2 s of work."""
     found = ends([(0.0, 20.0, 1), (10.0, 20.0, 1), (12.0, 2.0, 1)], Costs(cold_start=5.0, warm_start=5.0))
     assert found == pytest.approx([37.0, 47.0, 23.0])
+
+
+def test_more_equals_than_are_looked_at_in_groups_divide_the_gpu() -> None:
+    many = {"models": ["waits"] * 8, "profiles": [Profile("waits", utilisation=0.25)], "iterations": [10] * 8}
+    assert ends([(0.0, 40.0, 1)] * 8, **many) == pytest.approx([80.0] * 8)

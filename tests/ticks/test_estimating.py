@@ -75,7 +75,7 @@ class Host:
 
     def suspend(self, lease: int, seconds: float) -> None:
         decision = Decision("default", "test", 0, 0.0, 0.0, 1, 0, "ok", None, 0.0, 0.0, 0.0, "applied")
-        self.store.write(enact, Enactment(decision, stops=[leases.Stop(lease, "expired", "daemon")]))
+        self.store.write(enact, Enactment(decision, stops=[leases.LeaseStop(lease, "expired", "daemon")]))
         self.now += seconds
         self.report(WorkerUpdate(lease=lease, state="exited", ts=self.now, exit_code=75, outcome="stopped"))
 

@@ -250,10 +250,10 @@ ENACTED = {
     "Allocation.lease_end": "leases.expires_at: test_lease_clock.py",
     "Allocation.profile": "leases.profile: test_profiling_live.py",
     "Allocation.begin_from": "leases.options: test_weights_of_jobs.py",
+    "Allocation.joint": "leases.options: beginnings/test_joint_leases.py",
 }
 REFUSED = {
     "Allocation.batch_size": (Plan({1: Allocation((0,), batch_size=64)}), "job 1: is to train with a batch of 64"),
-    "Allocation.joint": (Plan({1: Allocation((0,), joint=2)}), "job 1: is to train together with job 2"),
 }
 
 

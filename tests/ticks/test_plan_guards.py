@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stoker.engine.scheduling.guards import Actions, Evictions, Joined, Limits, Start, Stop, next_look, protect, reconcile
+from stoker.engine.scheduling.guards import Actions, Evictions, Joined, Limits, PlannedStop, Start, next_look, protect, reconcile
 from stoker.engine.scheduling.plan_check import PlanError, check
 from stoker.policies.contract import Allocation, Group, Phase, Plan, plan_of
 from views import NOW, Job, World, make_view, views
@@ -79,25 +79,25 @@ def test_the_budget_of_preemptions():
 
 def test_who_gave_way_may_have_the_place_that_the_other_leaves():
     """2 was stopped so that 1 could move to its GPU, and is to have the one that 1 moves from: 1 must not be kept from that."""
-    evictions = Evictions().after([Stop(2, "preempted", 1)], NOW - 5, FREE)
+    evictions = Evictions().after([PlannedStop(2, "preempted", 1)], NOW - 5, FREE)
     actions = act([Job(1, gpus_max=2, held=(0,)), Job(2)], {1: (1, 2), 2: (0,)}, evictions=evictions)
     assert actions.stops == [(1, "preempted", None)]
     assert actions.deferred == [(2, "gave way to job 1 less than 300 s ago and may not displace it yet")]
 
 
 def test_who_gave_way_does_not_take_it_back_within_the_cooldown():
-    evictions = Evictions().after([Stop(1, "preempted", 2)], NOW - 299, FREE)
+    evictions = Evictions().after([PlannedStop(1, "preempted", 2)], NOW - 299, FREE)
     jobs = [Job(1), Job(2, held=(0,))]
     assert act(jobs, {1: (0,)}, evictions=evictions) == Actions(
         deferred=[(1, "gave way to job 2 less than 300 s ago and may not displace it yet")]
     )
-    late = Evictions().after([Stop(1, "preempted", 2)], NOW - 300, FREE)
+    late = Evictions().after([PlannedStop(1, "preempted", 2)], NOW - 300, FREE)
     assert act(jobs, {1: (0,)}, evictions=late).stops == [(2, "preempted", 1)]
 
 
 def test_no_cycle_over_several_jobs():
     # 1 gave way to 2, and 2 to 3; so 1 may not displace 3, while 4 may.
-    evictions = Evictions().after([Stop(1, "preempted", 2), Stop(2, "preempted", 3)], NOW - 10, FREE)
+    evictions = Evictions().after([PlannedStop(1, "preempted", 2), PlannedStop(2, "preempted", 3)], NOW - 10, FREE)
     jobs = [Job(1), Job(3, held=(0,)), Job(4)]
     assert act(jobs, {1: (0,)}, evictions=evictions).stops == []
     assert act(jobs, {4: (0,)}, evictions=evictions).stops == [(3, "preempted", 4)]
@@ -105,13 +105,13 @@ def test_no_cycle_over_several_jobs():
 
 def test_nobody_gives_way_to_the_same_job_twice():
     # Job 2 was not started in the room that 1 made for it; so 1, which runs again, does not make room again.
-    evictions = Evictions().after([Stop(1, "preempted", 2)], NOW - 10, FREE)
+    evictions = Evictions().after([PlannedStop(1, "preempted", 2)], NOW - 10, FREE)
     actions = act([Job(1, held=(0,)), Job(2)], {2: (0,)}, evictions=evictions)
     assert actions == Actions(deferred=[(2, "job 1 gave way to it less than 300 s ago and does not do so again yet")])
 
 
 def test_evictions_are_forgotten():
-    evictions = Evictions().after([Stop(1, "preempted", 2), Stop(5, "preempted", None)], 0, FREE)
+    evictions = Evictions().after([PlannedStop(1, "preempted", 2), PlannedStop(5, "preempted", None)], 0, FREE)
     assert evictions.gave_way == {(1, 2): 0}
     assert evictions.after([], 300, FREE).gave_way == {}
 
@@ -156,8 +156,8 @@ def test_nobody_makes_way_for_a_move_that_is_not_done():
     assert stops([one, two, spent], limits=Limits(0, 3)) == ["job 3 has been preempted 3 times and is not preempted again"]
     # Nor for one that gave way to a victim, or for whom a victim made way before.
     for stop, said in (
-        (Stop(1, "preempted", 3), "gave way to job 3 less than 300 s ago and may not displace it yet"),
-        (Stop(3, "preempted", 1), "job 3 gave way to it less than 300 s ago and does not do so again yet"),
+        (PlannedStop(1, "preempted", 3), "gave way to job 3 less than 300 s ago and may not displace it yet"),
+        (PlannedStop(3, "preempted", 1), "job 3 gave way to it less than 300 s ago and does not do so again yet"),
     ):
         assert stops([one, two, three], evictions=Evictions().after([stop], NOW - 10, FREE)) == [said]
 

@@ -376,7 +376,7 @@ def test_what_cannot_be_measured_in_two_leases_is_not_tried_again(host):
     for tries in (1, 2):
         lease = host.grant(job, profile=True)
         decision = Decision("default", "test", 0, 0.0, 0.0, 1, 0, "ok", None, 0.0, 0.0, 0.0, "applied")
-        host.store.write(enact, Enactment(decision, stops=[leases.Stop(lease, "expired", "daemon")]))
+        host.store.write(enact, Enactment(decision, stops=[leases.LeaseStop(lease, "expired", "daemon")]))
         host.exit(lease, "stopped", 75)
         assert host.jobs()[1].profile_gpus.tolist() == [2 if tries < 2 else 0, 1, 0]
     assert host.rows("SELECT state, preemptions FROM jobs WHERE id = $1", job) == [("pending", 0)]

@@ -84,6 +84,7 @@ def test_a_gang_is_profiled_on_two_slots_and_then_trains_as_if_it_had_not_been(j
 
 @pytest.mark.xdist_group("clock")
 @pytest.mark.slow
+@pytest.mark.nightly  # a store and a run that measures: test_profiling.py; gangs: test_training.py, test_gangs_over_hosts.py
 def test_a_profiling_run_that_is_killed_is_made_again_and_the_gang_trains(jobs):
     job = jobs.submit("first", **TOY, stop={"iterations": 5}, retries={"limit": 1, "backoff": 1.0})
     os.kill(until(lambda: rank_of(jobs)), signal.SIGKILL)

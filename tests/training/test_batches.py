@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from stoker.engine.errors import UsageError
 from stoker.engine.spec.model import Reuse
 from stoker.runners.loaders.reuse.buffer import ReuseBuffer
-from stoker.runners.train.batch_feeds import Source
+from stoker.runners.train.batch_feeds import SampleSource
 from stoker.runners.train.batches import Interrupted, Loader, Order, Positions
 from stoker.runners.train.feed_choice import Loading
 from stoker.runners.worker import script
@@ -71,7 +71,7 @@ class Numbers:
 
 
 def loading(order, rank, ranks, reuse):
-    source = Source(Numbers(order.samples), None, list, 3, order)
+    source = SampleSource(Numbers(order.samples), None, list, 3, order)
     return Loading(source, order, rank, ranks, reuse, None)
 
 
@@ -138,7 +138,7 @@ def test_a_step_does_not_copy_the_buffer_and_its_state_is_known_while_a_sample_t
             return index
 
     stuck = False
-    feed = Loading(Source(Stuck(50), None, list, 3, order), order, 0, 1, Reuse(repeat=3), None).reused()
+    feed = Loading(SampleSource(Stuck(50), None, list, 3, order), order, 0, 1, Reuse(repeat=3), None).reused()
     with monkeypatch.context() as patch:
         patch.setattr(ReuseBuffer, "_state", lambda *given: pytest.fail("the state of the whole buffer was made in a step"))
         for _ in range(10):

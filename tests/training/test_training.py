@@ -345,7 +345,6 @@ def test_a_gang_s_checkpoint_is_taken_up_by_one_rank(job):
 
 
 @pytest.mark.slow  # three processes that import torch
-@pytest.mark.nightly  # so do the gangs of test_profiling_live.py
 def test_the_worker_runs_under_torch_s_launcher(tmp_path):
     one = Job(tmp_path / "job")
     run_dir = one.path / "run-1"

@@ -22,9 +22,9 @@ from simulated_pipeline import Machine, SimulatedPipeline, Stage
 from stoker.engine.errors import UsageError
 from stoker.runners.loaders.tuning.controller import Controller, Decision, Observation, Values, reward
 from stoker.runners.loaders.tuning.controllers.dqn import Dqn, DqnOptions, RateDqn, RateDqnOptions
-from stoker.runners.loaders.tuning.controllers.features import LAYOUTS, WIDTHS, WORST, Encoder, Rows
+from stoker.runners.loaders.tuning.controllers.features import LAYOUTS, WIDTHS, WORST_REWARD, Encoder, Rows
 from stoker.runners.loaders.tuning.controllers.fixed import Uniform
-from stoker.runners.loaders.tuning.controllers.pilot import FIRST, taken
+from stoker.runners.loaders.tuning.controllers.pilot import FIRST_UPDATE_AFTER, taken
 from stoker.runners.loaders.tuning.controllers.q_network import STAY, STEPS, Agent, Choice, Learning, Trail
 from stoker.runners.loaders.tuning.known_controllers import create
 
@@ -54,16 +54,16 @@ def test_every_number_that_it_sees_is_finite_and_small(seed: int, values: list[i
         assert rows.dtype == np.float32
         assert np.isfinite(rows).all()
         assert np.abs(rows).max() < 5
-        assert WORST <= earned <= 1
+        assert WORST_REWARD <= earned <= 1
 
 
 def test_the_normalised_reward_counts_ratios_and_a_dead_pipeline_is_the_worst() -> None:
     pipe, encoder = small(), Encoder()
     once, twice = (encoder.encode(pipe.step((workers, 1)))[1] for workers in (2, 4))
     assert twice - once == pytest.approx(math.log(2), rel=0.05)
-    assert encoder.encode(pipe.step((512, 1)))[1] > WORST
+    assert encoder.encode(pipe.step((512, 1)))[1] > WORST_REWARD
     pipe.resize(memory=2**20)
-    assert encoder.encode(pipe.step((1024, 1)))[1] == WORST
+    assert encoder.encode(pipe.step((1024, 1)))[1] == WORST_REWARD
 
 
 def test_harm_that_workers_do_to_one_another_does_not_raise_the_normalised_reward() -> None:
@@ -248,7 +248,7 @@ def test_it_learns_while_it_runs_unless_told_not_to_and_says_what_it_does() -> N
     for controller in (learning, fixed):
         run(criteo(32), controller, 80)
     assert any(not torch.equal(mine, its) for mine, its in zip(weights(learning), weights(fixed), strict=True))
-    assert learning._pilot is not None and 0 < learning._pilot.agent.updates <= 80 - FIRST
+    assert learning._pilot is not None and 0 < learning._pilot.agent.updates <= 80 - FIRST_UPDATE_AFTER
     decision = Dqn(DqnOptions(pretrained=False, exploring=10, table2=True))
     pipe = criteo(32)
     words = {decision.decide(pipe.step(pipe.values)).why for _ in range(10)}

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from simulated_pipeline import Consumer, Machine, SimulatedPipeline, Stage
 from stoker.runners.loaders.tuning import known_controllers as registry
 from stoker.runners.loaders.tuning.controller import Decision, Knob, Observation, StageReading, Unit
-from stoker.runners.loaders.tuning.moving import JUDGED, OVERDUE, PATIENCE, RESTS, SETTLES, Moving
+from stoker.runners.loaders.tuning.moving import (
+    ASKING_WINDOWS,
+    REST_WINDOWS,
+    START_SECONDS_AT_MOST,
+    STEADY_WINDOWS,
+    WINDOWS_AT_MOST,
+    Moving,
+)
 
 GIB = 1 << 30
 UDF = Stage("udf", cpu=0.004, per_batch=16, item_bytes=1e4, locked=0.9, movable=True)
@@ -124,7 +131,7 @@ def test_it_never_goes_to_and_fro(
     for stage in ("read", "udf"):
         assert [move[stage] for move in moves(wanted) if stage in move] in ([], [True], [True, False])
     first = next((place for place, decision in enumerate(wanted) if decision.processes), len(wanted))
-    before = seen[max(0, first - PATIENCE) : first + 1]
+    before = seen[max(0, first - ASKING_WINDOWS) : first + 1]
     mean = sum(each.throughput for each in before) / len(before)
     assert sum(each.throughput for each in seen[-20:]) / 20 >= 0.85 * mean
 
@@ -153,7 +160,7 @@ def window(at: float = 0.0, **more: Any) -> Observation:
 def moved() -> tuple[Moving, Decision]:
     moving = Moving()
     decision = None
-    for _ in range(PATIENCE):
+    for _ in range(ASKING_WINDOWS):
         assert decision is None
         decision = moving.proposed(window())
     assert decision is not None
@@ -170,14 +177,14 @@ def test_some_windows_must_ask_for_it_and_the_words_say_why() -> None:
 def test_where_only_the_training_waits_the_words_say_so() -> None:
     moving = Moving()
     quiet = window(udf=reading(wait=0.0, lock=0.0))
-    decision = [moving.proposed(quiet) for _ in range(PATIENCE)][-1]
+    decision = [moving.proposed(quiet) for _ in range(ASKING_WINDOWS)][-1]
     assert decision is not None
     assert "the interpreter's lock is held 60% of the time, which keeps the training waiting" in decision.why
 
 
 def test_where_all_cores_are_busy_processes_would_have_none() -> None:
     moving = Moving()
-    assert all(moving.proposed(window(crowded=0.9)) is None for _ in range(2 * PATIENCE))
+    assert all(moving.proposed(window(crowded=0.9)) is None for _ in range(2 * ASKING_WINDOWS))
 
 
 def test_cores_that_others_keep_busy_promise_nothing() -> None:
@@ -185,14 +192,14 @@ def test_cores_that_others_keep_busy_promise_nothing() -> None:
     for crowded, moves in ((0.0, True), (0.5, False)):
         busy = window(cpu_used=2.5, consumer_cpu=0.4, throughput=620.0, crowded=crowded)
         moving = Moving()
-        assert any(moving.proposed(busy) is not None for _ in range(PATIENCE)) == moves
+        assert any(moving.proposed(busy) is not None for _ in range(ASKING_WINDOWS)) == moves
 
 
 def test_a_change_of_workers_begins_the_count_anew() -> None:
     moving = Moving()
-    for _ in range(PATIENCE - 1):
+    for _ in range(ASKING_WINDOWS - 1):
         assert moving.proposed(window()) is None
-    for _ in range(PATIENCE - 1):
+    for _ in range(ASKING_WINDOWS - 1):
         assert moving.proposed(window(udf=reading(workers=3))) is None
     assert moving.proposed(window(udf=reading(workers=3))) is not None
 
@@ -204,7 +211,7 @@ def in_processes(throughput: float, **more: Any) -> Observation:
 @pytest.mark.parametrize(("throughput", "stays"), [(150.0, False), (165.0, False), (170.0, True), (176.0, True)])
 def test_what_is_not_sure_is_judged_by_the_mean_of_some_windows(throughput: float, stays: bool) -> None:
     moving, _ = moved()
-    for _ in range(JUDGED - 1):
+    for _ in range(STEADY_WINDOWS - 1):
         assert moving.judged(in_processes(throughput)) is None
     judged = moving.judged(in_processes(throughput))
     assert judged is not None
@@ -257,24 +264,25 @@ def test_threads_are_as_many_as_cores_before_processes_are_tried_and_no_more() -
 
 def test_values_that_keep_changing_do_not_put_it_off_for_ever() -> None:
     moving, _ = moved()
-    found = [moving.judged(window(udf=reading(processes=True, workers=3 + number % 2), throughput=100.0)) for number in range(SETTLES)]
-    assert found[:-1] == [None] * (SETTLES - 1)
+    changing = (window(udf=reading(processes=True, workers=3 + number % 2), throughput=100.0) for number in range(WINDOWS_AT_MOST))
+    found = [moving.judged(seen) for seen in changing]
+    assert found[:-1] == [None] * (WINDOWS_AT_MOST - 1)
     assert found[-1] is not None
     assert found[-1].processes == {"udf": False}
 
 
 def failed() -> Moving:
     moving, _ = moved()
-    for _ in range(JUDGED):
+    for _ in range(STEADY_WINDOWS):
         moving.judged(in_processes(100.0))
     return moving
 
 
 def rests(moving: Moving) -> int:
     """Windows until it is proposed again, and moves it back once more."""
-    for count in range(1, 10 * RESTS):
+    for count in range(1, 10 * REST_WINDOWS):
         if moving.proposed(window()) is not None:
-            for _ in range(JUDGED):
+            for _ in range(STEADY_WINDOWS):
                 moving.judged(in_processes(100.0))
             return count
     raise AssertionError("it never came back")
@@ -283,13 +291,13 @@ def rests(moving: Moving) -> int:
 def test_after_a_trial_that_failed_it_rests_and_then_twice_as_long() -> None:
     moving = failed()
     first, second = rests(moving), rests(moving)
-    assert RESTS <= first <= RESTS + PATIENCE
-    assert 2 * RESTS <= second <= 2 * RESTS + PATIENCE
+    assert REST_WINDOWS <= first <= REST_WINDOWS + ASKING_WINDOWS
+    assert 2 * REST_WINDOWS <= second <= 2 * REST_WINDOWS + ASKING_WINDOWS
 
 
 def test_many_more_cores_are_a_reason_to_try_again() -> None:
     moving = failed()
-    assert [moving.proposed(window(cpus=16.0)) for _ in range(PATIENCE)][-1] is not None
+    assert [moving.proposed(window(cpus=16.0)) for _ in range(ASKING_WINDOWS)][-1] is not None
 
 
 @pytest.mark.parametrize(("throughput", "stays"), [(121.0, False), (130.0, True)])
@@ -297,8 +305,8 @@ def test_after_a_resize_it_is_judged_by_what_threads_would_have_done_on_as_many_
     moving, _ = moved()  # 160 samples/s with 1.3 cores busy: 123 with one
     assert moving.judged(in_processes(320.0)) is None
     assert moving.judged(in_processes(50.0, resized=True, cpus=1.0)) is None
-    found = [moving.judged(in_processes(throughput, cpus=1.0)) for _ in range(JUDGED)]
-    assert found[:-1] == [None] * (JUDGED - 1)
+    found = [moving.judged(in_processes(throughput, cpus=1.0)) for _ in range(STEADY_WINDOWS)]
+    assert found[:-1] == [None] * (STEADY_WINDOWS - 1)
     assert found[-1] is not None
     assert found[-1].processes == ({} if stays else {"udf": False})
 
@@ -316,8 +324,8 @@ def test_on_one_core_processes_that_are_not_there_yet_are_not_waited_for() -> No
 def test_processes_that_do_not_come_are_given_up() -> None:
     moving, _ = moved()
     starting = reading(processes=True, starting=3)
-    assert moving.overdue(window(OVERDUE - 1.0, udf=starting)) is None
-    decision = moving.overdue(window(OVERDUE + 1.0, udf=starting))
+    assert moving.overdue(window(START_SECONDS_AT_MOST - 1.0, udf=starting)) is None
+    decision = moving.overdue(window(START_SECONDS_AT_MOST + 1.0, udf=starting))
     assert decision is not None
     assert decision.processes == {"udf": False}
     assert decision.why == "udf moved back to threads: its processes have not started within 90 s"
@@ -326,10 +334,10 @@ def test_processes_that_do_not_come_are_given_up() -> None:
 def test_processes_that_were_there_and_start_anew_have_the_same_time_again() -> None:
     """As in each pass that follows one which was left early."""
     moving, _ = moved()
-    assert moving.judged(in_processes(320.0, at=OVERDUE)) is None
+    assert moving.judged(in_processes(320.0, at=START_SECONDS_AT_MOST)) is None
     starting = reading(processes=True, starting=3)
-    assert moving.overdue(window(2 * OVERDUE - 1.0, udf=starting)) is None
-    assert moving.overdue(window(2 * OVERDUE + 1.0, udf=starting)) is not None
+    assert moving.overdue(window(2 * START_SECONDS_AT_MOST - 1.0, udf=starting)) is None
+    assert moving.overdue(window(2 * START_SECONDS_AT_MOST + 1.0, udf=starting)) is not None
 
 
 def test_what_cannot_be_sent_is_said_once_and_not_tried_again() -> None:
@@ -339,10 +347,10 @@ def test_what_cannot_be_sent_is_said_once_and_not_tried_again() -> None:
     judged = moving.judged(held)
     assert judged is not None
     assert judged.why == f"udf stays in threads: {why}"
-    assert all(moving.proposed(held) is None for _ in range(2 * RESTS))
+    assert all(moving.proposed(held) is None for _ in range(2 * REST_WINDOWS))
 
 
 def test_what_the_guard_refused_rests() -> None:
     moving, _ = moved()
     assert moving.judged(window()) is None
-    assert all(moving.proposed(window()) is None for _ in range(RESTS - 1))
+    assert all(moving.proposed(window()) is None for _ in range(REST_WINDOWS - 1))

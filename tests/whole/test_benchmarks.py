@@ -37,6 +37,8 @@ TINY = {
     "packing": ["--jobs", "waits", "--seconds", "3"],
     "shared_input": ["--jobs", "2", "--steps", "3"],
     "replicas": ["--steps", "12", "--members", "3", "--events", "1"],
+    "replica_losses": ["--steps", "12", "--members", "2", "--events", "1", "--dropout", "0"],
+    "replicas_pipelines": ["--models", "GPT-3-Small", "--links", "0", "400"],
     "switching": ["--quick", "--number", "10", "--modes", "turn"],
     "switching_simulated": ["--seconds", "1", "--mixes", "server"],
     "overhead": ["--pairs", "2", "--seconds", "0.1"],
@@ -102,10 +104,10 @@ def run(name: str, *arguments: str) -> str:
 
 #: Those that take longest even so, most of it for real trainings or whole simulations. What they measure has tests of its own by day.
 NIGHTLY = (
-    "accuracy", "adhoc_sql", "assignment", "autosched", "fidelity", "first_step", "hostile", "idle", "intune", "intune_simulated",
-    "iterations", "lookups", "many_runners", "overhead", "packing", "page", "perfect", "prompts", "replicas", "reuse_augment", "selector",
-    "shared_input", "store_writes", "submissions", "swap", "swap_models", "switching", "switching_simulated", "unisched", "warm",
-    "ymir_live",
+    "accuracy", "adhoc_sql", "assignment", "autosched", "fidelity", "first_step", "hostile", "idle", "intune",
+    "intune_simulated", "iterations", "lookups", "many_runners", "overhead", "packing", "page", "perfect", "prompts", "replica_losses",
+    "replicas", "replicas_pipelines", "reuse_augment", "selector", "shared_input", "store_writes", "submissions", "swap",
+    "swap_models", "switching", "switching_simulated", "unisched", "warm", "ymir_live",
 )  # fmt: skip
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from scripted import Scripted, Timetable, run
-from stoker.engine.scheduling.plan_check import PlanError, check, check_enacted
 from stoker.engine.sim.merging import HANDOVER
 from stoker.engine.sim.run_options import Costs
 from stoker.engine.sim.simulation_error import SimulationError
@@ -17,7 +16,6 @@ from stoker.engine.sim.workload import Workload, make_workload
 from stoker.policies.contract import Allocation, Plan, Profile, View
 from stoker.policies.estimate.throughput import Throughput
 from stoker.policies.estimate.transfers import Joint, Transfers
-from views import Job, make_view
 
 #: Two tasks. From the weights of an a, b has a quarter of its work; together a takes half of its time and b four fifths, on one GPU.
 TABLE = Throughput([1, 2], [1.0, 1.5])
@@ -117,11 +115,3 @@ def _elastic(policy: Scripted) -> Scripted:
 def test_who_cannot_train_together_is_told(rows: list[tuple[str, float, float]], script: dict[float, Any], words: str) -> None:
     with pytest.raises(SimulationError, match=words):
         ends(jobs(*rows), script)
-
-
-def test_the_daemon_refuses_what_it_does_not_do_yet() -> None:
-    view = make_view([2], [Job(3), Job(4)])
-    plan = check(Plan({3: Allocation((0,), joint=4)}), view)
-    assert plan.allocations[3].joint == 4
-    with pytest.raises(PlanError, match="job 3: is to train together with job 4; the daemon trains each job by itself"):
-        check_enacted(plan)

@@ -14,7 +14,7 @@ import numpy as np
 
 from ....policies.contract import PACKED, SWITCHED, Demand, Floats, Profile
 from ..cluster import Cluster
-from ..study import Choice, Outcome, Run, Source
+from ..study import Choice, Outcome, Run, WorkloadSource
 from ..workload import Workload, make_workload
 from .figures import FULL_REWARD
 from .recorder import usage
@@ -49,9 +49,9 @@ class History:
     def cluster(self) -> Cluster:
         return Cluster(tuple(self.nodes))
 
-    def source(self) -> Source:
+    def source(self) -> WorkloadSource:
         """Runs of the same jobs are known by their digest, as those of one file are."""
-        return Source(hashlib.sha256(json.dumps(self.jobs, sort_keys=True).encode()).hexdigest())
+        return WorkloadSource(hashlib.sha256(json.dumps(self.jobs, sort_keys=True).encode()).hexdigest())
 
     def workload(self) -> Workload:
         """Each job takes what it took: its GPU-time, start-up not counted, on the GPUs that it needs at least.

@@ -210,6 +210,7 @@ FIELDS: dict[str, Reader[Any]] = {
     "warm": fields.choice(("auto", "off")),
     "weights": fields.text,
     "begin": fields.text,
+    "merge": fields.text,
     **blocks.READERS,
 }
 NAMES = (*FIELDS, *DEMANDS)

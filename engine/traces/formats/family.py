@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..trace import TraceJob
-from .rows import Context, Drop, Row, Source, csv_rows
+from .rows import Context, Drop, Row, TraceSource, csv_rows
 
 Jobs = Iterator[tuple[int, TraceJob]]  #: line and job, as they come; submissions are seconds of whatever clock the file has
 
-Reader = Callable[[Source, Context], Jobs]
+Reader = Callable[[TraceSource, Context], Jobs]
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class Family:
     has_jobs: bool = True  #: False: it only completes another table, and is known so that it can be told
 
 
-def each_row(job: Callable[[Row], TraceJob], rows: Callable[[Source, Context], Iterator[Row]] = csv_rows) -> Reader:
+def each_row(job: Callable[[Row], TraceJob], rows: Callable[[TraceSource, Context], Iterator[Row]] = csv_rows) -> Reader:
     """A reader for formats with one job a row."""
 
-    def jobs(source: Source, context: Context) -> Jobs:
+    def jobs(source: TraceSource, context: Context) -> Jobs:
         for row in rows(source, context):
             try:
                 found = job(row)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from ..trace import TraceJob
 from .family import Family, each_row
-from .rows import Context, Row, Source, csv_rows
+from .rows import Context, Row, TraceSource, csv_rows
 from .tables import steps_per_second
 
 TRACE = (
@@ -19,8 +19,8 @@ TRACE = (
 SHOCKWAVE = (*TRACE[:7], "mode", "priority_weight", "slo", "duration", "arrival_time")
 
 
-def _tabbed(columns: tuple[str, ...]) -> Callable[[Source, Context], Iterator[Row]]:
-    def rows(source: Source, context: Context) -> Iterator[Row]:
+def _tabbed(columns: tuple[str, ...]) -> Callable[[TraceSource, Context], Iterator[Row]]:
+    def rows(source: TraceSource, context: Context) -> Iterator[Row]:
         return csv_rows(source, context, columns, delimiter="\t")
 
     return rows

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..trace import TraceJob
 from .family import Family, Jobs, each_row
-from .rows import Context, Drop, Row, Source, Tally, csv_rows, header, shown
+from .rows import Context, Drop, Row, Tally, TraceSource, csv_rows, header, shown
 
 TASK = ("job_name", "task_name", "inst_num", "status", "start_time", "end_time", "plan_cpu", "plan_mem", "plan_gpu", "gpu_type")
 JOB = ("job_name", "inst_id", "user", "status", "start_time", "end_time")
@@ -33,7 +33,7 @@ def looks_like(fields: Sequence[str], columns: Sequence[str]) -> bool:
     return len(fields) == len(columns) and fields[3].strip().lower() in STATES
 
 
-def _tasks(source: Source, context: Context) -> Jobs:
+def _tasks(source: TraceSource, context: Context) -> Jobs:
     submissions = _submissions(context)
     gathered = _gather(_rows(source, context, TASK), context)
     for name in list(gathered):
@@ -44,7 +44,7 @@ def _tasks(source: Source, context: Context) -> Jobs:
             context.tally.drop(job.row.line, drop.reason, drop.detail)
 
 
-def _rows(source: Source, context: Context, columns: Sequence[str]) -> Iterator[Row]:
+def _rows(source: TraceSource, context: Context, columns: Sequence[str]) -> Iterator[Row]:
     with_header = header(source.head().split(","))[: len(columns)] == list(columns)
     return csv_rows(source, context, columns, skip=int(with_header))
 
@@ -127,7 +127,7 @@ def _submissions(context: Context) -> dict[str, Row]:
     """Rows of the job table by job, which tells the submissions and the users."""
     if context.join is None:
         return {}
-    source = Source(context.join)
+    source = TraceSource(context.join)
     fields = source.head().rstrip("\r\n").split(",")
     if not looks_like(fields, JOB) and header(fields) != list(JOB):
         raise ValueError(f"{context.join}: is not pai_job_table: its columns are {', '.join(JOB)}")
@@ -144,7 +144,7 @@ def _submissions(context: Context) -> dict[str, Row]:
     return found
 
 
-def _job_table(source: Source, _: Context) -> Jobs:
+def _job_table(source: TraceSource, _: Context) -> Jobs:
     raise ValueError(f"{source.path}: pai_job_table tells no GPUs: import pai_task_table, with --join {source.path.name}")
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from ..trace import TraceJob
 from .family import Family, Jobs, each_row
-from .rows import Context, Drop, Row, Source, parse_moment, shown
+from .rows import Context, Drop, Row, TraceSource, parse_moment, shown
 
 LARGEST_JSON = 1 << 30  #: bytes unpacked; the published cluster_job_log has 40 MB
 
@@ -36,7 +36,7 @@ class _Job(msgspec.Struct):
     user: str | None = None
 
 
-def _log(source: Source, context: Context) -> Jobs:
+def _log(source: TraceSource, context: Context) -> Jobs:
     """cluster_job_log: an array of jobs. Its 'lines' are positions in that array, from 1."""
     try:
         entries = msgspec.json.decode(source.bytes(LARGEST_JSON), type=list[msgspec.Raw])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..trace import TraceJob
 from .family import Family, Jobs, each_row
-from .rows import Context, Drop, Row, Source
+from .rows import Context, Drop, Row, TraceSource
 from .tables import duration_of
 from .titan_tables import Kind
 
@@ -59,7 +59,7 @@ def _kind(row: Row) -> Kind:
     return Kind(backbone, task, batch, row.number("target_lr"), row.key("target_gradient_steps"), row.number("target_metric"))
 
 
-def _titans(source: Source, context: Context) -> Jobs:
+def _titans(source: TraceSource, context: Context) -> Jobs:
     tables = context.fine_tuning
     yield from each_row(_titan)(source, context)
     if tables is not None and context.durations is None:

@@ -14,7 +14,7 @@ import msgspec
 
 from ..trace import DEMANDS, Trace, TraceJob
 from .family import Family, Jobs
-from .rows import BIG, LONGEST_LINE, SMALL, Context, Drop, Numbered, Row, Source, Splitter, csv_rows, shown
+from .rows import BIG, LONGEST_LINE, SMALL, Context, Drop, Numbered, Row, Splitter, TraceSource, csv_rows, shown
 
 MARK = "# stoker trace "
 COLUMNS = tuple(field.name for field in msgspec.structs.fields(TraceJob))
@@ -57,7 +57,7 @@ def _field(value: Any) -> str:
     return value if isinstance(value, str) else repr(value)
 
 
-def _jobs(source: Source, context: Context) -> Jobs:
+def _jobs(source: TraceSource, context: Context) -> Jobs:
     head = source.head()
     has_about = head.startswith(MARK)
     if has_about:
@@ -122,7 +122,7 @@ def _has_all(text: str, columns: int) -> bool:
     return text.count(",") >= columns - 1
 
 
-def _read_about(source: Source, head: str, context: Context) -> None:
+def _read_about(source: TraceSource, head: str, context: Context) -> None:
     try:
         about = msgspec.json.decode(head[len(MARK) :], type=_About)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:

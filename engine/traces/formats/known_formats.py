@@ -14,7 +14,7 @@ from . import from_pollux as pollux
 from . import from_stoker as stoker
 from . import from_tiresias as tiresias
 from .family import Family
-from .rows import Source, Splitter, header
+from .rows import Splitter, TraceSource, header
 
 _MODULES = (philly, helios, pai, pollux, gavel, tiresias, elasticflow, neutral, stoker)
 FAMILIES: dict[str, Family] = {family.name: family for module in _MODULES for family in module.FAMILIES}
@@ -22,7 +22,7 @@ _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 IMPORTED = tuple(name for name, family in FAMILIES.items() if family.has_jobs)  #: those that a trace can be read from
 
 
-def choose(source: Source, name: str | None) -> Family:
+def choose(source: TraceSource, name: str | None) -> Family:
     """The format of that name, else the one that the file's first line shows; ValueError says what is known and what is lacking."""
     if name is not None and name not in FAMILIES:
         near = difflib.get_close_matches(name, IMPORTED, n=1)
@@ -60,7 +60,7 @@ def _columns(head: str) -> list[str]:
     return header(Splitter().split(head) or [])
 
 
-def _given(source: Source, there: list[str], name: str) -> Family:
+def _given(source: TraceSource, there: list[str], name: str) -> Family:
     """The format that was asked for, if the file can be of it."""
     family = FAMILIES[name]
     if family in pai.HEADLESS and len(there) == len(family.columns):
@@ -71,7 +71,7 @@ def _given(source: Source, there: list[str], name: str) -> Family:
     return family
 
 
-def _by_header(source: Source, there: list[str]) -> Family:
+def _by_header(source: TraceSource, there: list[str]) -> Family:
     """The format all of whose columns are there; of several the one whose own columns are there too, else the one that asks for most."""
     fitting = _fitting(there)
     if fitting:
@@ -87,7 +87,7 @@ def _fitting(there: list[str]) -> list[Family]:
     return [family for family in FAMILIES.values() if set(family.columns) <= set(there)]
 
 
-def _refuse_separator(source: Source, head: str, there: list[str]) -> None:
+def _refuse_separator(source: TraceSource, head: str, there: list[str]) -> None:
     """What stands between the fields is a comma, but for Gavel's and Shockwave's tabs."""
     for mark, name in _SEPARATORS.items():
         if len(Splitter(mark).split(head) or []) > max(len(there), 1):

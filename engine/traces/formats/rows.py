@@ -237,7 +237,7 @@ def shown(value: str) -> str:
     return repr(value if len(value) <= 40 else value[:37] + "...")
 
 
-class Source:
+class TraceSource:
     """A file, plain or gzipped whatever its name says, read as lines of text that are never longer than `LONGEST_LINE`."""
 
     def __init__(self, path: Path, progress: Progress | None = None) -> None:
@@ -315,7 +315,7 @@ def _other_encoding(head: bytes) -> str | None:
 
 
 def csv_rows(
-    source: Source,
+    source: TraceSource,
     context: Context,
     columns: Sequence[str] | None = None,
     delimiter: str = ",",
@@ -378,7 +378,7 @@ class Splitter:
             return None
 
 
-def _refuse_doubles(source: Source, columns: Sequence[str]) -> None:
+def _refuse_doubles(source: TraceSource, columns: Sequence[str]) -> None:
     """Of two columns of one name only one could be read, and nobody can tell which is right. Nameless ones mean nothing to any format."""
     seen: set[str] = set()
     for name in filter(None, columns):

@@ -11,7 +11,7 @@ import msgspec
 
 from ..trace import TraceJob
 from .lookups import Durations, Throughputs
-from .rows import Context, Drop, Row, Source, Tally, csv_rows, header, shown
+from .rows import Context, Drop, Row, Tally, TraceSource, csv_rows, header, shown
 from .titan_tables import CURVES, SPEEDS
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ def duration_of(job: TraceJob, row: Row) -> float:
 
 def read_durations(path: Path) -> Durations:
     """A CSV with ``duration`` and one or more of `DURATION_KEYS`; ValueError names the line that cannot be read."""
-    source = Source(path)
+    source = TraceSource(path)
     names = header(source.head().split(","))
     columns = tuple(name for name in DURATION_KEYS if name in names)
     if "duration" not in names or not set(columns) & {"key", "model"}:
@@ -78,7 +78,7 @@ def _strictly(row: Row, read: Callable[[Row], T]) -> T:
 
 def read_throughputs(path: Path, worker: str) -> Throughputs:
     """Gavel's table, as JSON or flattened to CSV, jobs alone on GPUs of ``worker``."""
-    head = Source(path).head().lstrip()
+    head = TraceSource(path).head().lstrip()
     rates = _json_rates(path) if head.startswith("{") else _csv_rates(path)
     of_worker = {(model, gpus): rate for (kind, model, gpus), rate in rates.items() if kind == worker}
     if not of_worker:
@@ -93,7 +93,7 @@ Rates = dict[tuple[str, str, int], float]
 def _json_rates(path: Path) -> Rates:
     """{worker: {"('job type', GPUs)": {"null": steps/s alone, "(other job)": [...]}}}"""
     try:
-        tables = msgspec.json.decode(Source(path).bytes(LARGEST_TABLE), type=dict[str, dict[str, dict[str, msgspec.Raw]]])
+        tables = msgspec.json.decode(TraceSource(path).bytes(LARGEST_TABLE), type=dict[str, dict[str, dict[str, msgspec.Raw]]])
         rates: Rates = {}
         for worker, jobs in tables.items():
             for name, rows in jobs.items():
@@ -107,7 +107,7 @@ def _json_rates(path: Path) -> Rates:
 
 def _csv_rates(path: Path) -> Rates:
     """worker_type,model,scale_factor,coloc_model,coloc_scale_factor,steps_per_s,…"""
-    source = Source(path)
+    source = TraceSource(path)
     lacking = {"worker_type", "model", "scale_factor", "steps_per_s"} - set(header(source.head().split(",")))
     if lacking:
         raise ValueError(f"{path}: --throughputs needs the columns {', '.join(sorted(lacking))}")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ..workers.faults import At
 
 
-class Phase(IntEnum):
+class WorkPhase(IntEnum):
     STARVED = 0  #: has no input
     WORKING = 1
     BLOCKED = 2  #: its output is full
@@ -129,15 +129,15 @@ class Meter:
         self.thread = threading.get_native_id()
         self._born = time.thread_time()
         self._done: tuple[int, float, float, int, float] = (0, 0.0, 0.0, 0, 0.0)
-        self._phases: tuple[float, float, float, Phase, float] = (0.0, 0.0, 0.0, Phase.STARVED, time.perf_counter())
+        self._phases: tuple[float, float, float, WorkPhase, float] = (0.0, 0.0, 0.0, WorkPhase.STARVED, time.perf_counter())
         self.at: Callable[[], At] | None = None  #: what it works on
 
-    def enter(self, phase: Phase) -> None:
+    def enter(self, phase: WorkPhase) -> None:
         now = time.perf_counter()
         starved, working, blocked, was, since = self._phases
-        if was is Phase.STARVED:
+        if was is WorkPhase.STARVED:
             starved += now - since
-        elif was is Phase.WORKING:
+        elif was is WorkPhase.WORKING:
             working += now - since
         else:
             blocked += now - since
@@ -158,13 +158,13 @@ class Meter:
         return Totals(items, cpu, wait, size, phases[0], phases[1], phases[2], elsewhere)
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> WorkPhase:
         return self._phases[3]
 
     def working_on(self) -> At | None:
         """None: nothing."""
         phase, since = self._phases[3:]
-        if phase is not Phase.WORKING or self.at is None:
+        if phase is not WorkPhase.WORKING or self.at is None:
             return None
         at = self.at()
         return at._replace(since=max(since, at.since))

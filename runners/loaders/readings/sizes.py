@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
-ITEM = 352  #: bytes of what a queue holds of an item besides it: Item, positions, numbers, an entry of a dictionary
+QUEUED_ITEM_BYTES = 352  #: bytes of what a queue holds of an item besides it: Item, positions, numbers, an entry of a dictionary
 _TENSOR = 512  #: of a tensor with its storage, besides its elements, as a process is seen to grow
 _ARRAY = 112  #: of an ndarray
 _LOOK = 16  #: elements of a long container that are looked at

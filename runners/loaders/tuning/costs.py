@@ -14,13 +14,13 @@ from .controller import Knob, Observation, StageReading, Unit, Values
 
 MIB = 1 << 20
 ENOUGH_ITEMS = 8  #: a window of fewer says little: it counts as a fraction of one
-KEPT = 100  #: windows for which a number of workers is remembered, so that what has been of no use is tried again
-TRUSTED = 5.0  #: windows from which on a mean counts no more
+WINDOWS_REMEMBERED = 100  #: windows for which a number of workers is remembered, so that what has been of no use is tried again
+TRUSTED_WINDOWS = 5.0  #: windows from which on a mean counts no more
 TRIED_AHEAD = 2  #: times the most workers that were tried, where they crowd one another
-CROWDED = 1.15  #: times the cost of one worker alone, from which on it is more than noise
-NOISE = 0.03  #: relative, of the mean cost at one number of workers
+CROWDED_COST_FACTOR = 1.15  #: times the cost of one worker alone, from which on it is more than noise
+COST_NOISE = 0.03  #: relative, of the mean cost at one number of workers
 FORGETTING = 0.98  #: weight that a mean keeps from window to window
-DOUBT = 0.005  #: pull of the crowding of workers towards none, as a fraction of the windows' weight
+CROWDING_PRIOR = 0.005  #: pull of the crowding of workers towards none, as a fraction of the windows' weight
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class _Point:
         gain = max(weight, newer.trust / (self.trust + newer.trust))
         self.cpu += gain * (newer.cpu - self.cpu)
         self.wait += gain * (newer.wait - self.wait)
-        self.trust, self.window = min(self.trust + newer.trust, TRUSTED), newer.window
+        self.trust, self.window = min(self.trust + newer.trust, TRUSTED_WINDOWS), newer.window
 
 
 @dataclass(slots=True)
@@ -114,7 +114,7 @@ class StageCosts:
             self.points[point.workers].blend(point, self.weight)
         else:
             self.points[point.workers] = point
-        self.points = {count: each for count, each in self.points.items() if self.window - each.window <= KEPT}
+        self.points = {count: each for count, each in self.points.items() if self.window - each.window <= WINDOWS_REMEMBERED}
 
     def load(self, low: int, high: int) -> Load:
         """The cost of one worker and how they crowd one another: least squares over the numbers of workers that were tried."""
@@ -127,11 +127,12 @@ class StageCosts:
         relative = weights / service**2  # noise is in proportion to the time
         crowded, shared = _scalability(workers, service, relative), _shared(workers, service, relative)
         # A knee has one parameter less: where it is as close as the noise lets it be, it is what there is.
-        curve = shared if math.isfinite(shared.error) and shared.error <= max(crowded.error, NOISE**2 * float(weights.sum())) else crowded
+        noise = COST_NOISE**2 * float(weights.sum())
+        curve = shared if math.isfinite(shared.error) and shared.error <= max(crowded.error, noise) else crowded
         share = float(weights @ np.array([point.cpu for point in points])) / float(weights @ service)
         load = Load(curve.alone * share, curve.alone * (1.0 - share), low, high, curve.contention, curve.coherency, curve.knee)
         tried = max(self.points)
-        if load.crowding(tried) > CROWDED and TRIED_AHEAD * tried < high:
+        if load.crowding(tried) > CROWDED_COST_FACTOR and TRIED_AHEAD * tried < high:
             # How workers crowd one another is known as far as it was tried; beyond, it is found out in steps.
             return replace(load, high=max(low, TRIED_AHEAD * tried))
         return load
@@ -228,7 +229,7 @@ def _scalability(workers: Floats, service: Floats, weights: Floats) -> _Curve:
     shapes = ((0, 1, 2), (0, 1), (0, 2), (0,)) if len(workers) > 2 else ((0, 2) if fell else (0, 1), (0,))
     for columns in shapes:
         part = terms[:, columns]
-        doubt = np.diag([0.0, *[DOUBT * float(weights @ service**2) / float(service.max()) ** 2] * (len(columns) - 1)])
+        doubt = np.diag([0.0, *[CROWDING_PRIOR * float(weights @ service**2) / float(service.max()) ** 2] * (len(columns) - 1)])
         found = np.linalg.solve(part.T @ (weights[:, None] * part) + doubt, part.T @ (weights * service))
         if (found < 0).any() or found[0] <= 0:
             continue
@@ -253,7 +254,7 @@ def _shared(workers: Floats, service: Floats, weights: Floats) -> _Curve:
         alone = float(weights[:split] @ service[:split] / weights[:split].sum())
         pace = float((weights * workers)[split:] @ service[split:] / ((weights * workers)[split:] @ workers[split:]))
         knee = max(1.0, alone / pace)
-        if not workers[split - 1] <= knee * CROWDED or not knee <= workers[split] or workers[-1] < CROWDED * knee:
+        if not workers[split - 1] <= knee * CROWDED_COST_FACTOR or not knee <= workers[split] or workers[-1] < CROWDED_COST_FACTOR * knee:
             continue
         error = float(weights @ (alone * np.maximum(1.0, workers / knee) - service) ** 2)
         if error < best.error:

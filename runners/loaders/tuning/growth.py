@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from .controller import Observation, StageReading, Values
 from .costs import worker_knobs
 
-PROCESSES = 2  #: times the processes of a stage, in one step
+PROCESS_GROWTH_FACTOR = 2  #: times the processes of a stage, in one step
 THREADS, THREADS_AT_ONCE = 4, 16  #: times its threads, and so many in any case: they start in no time
-FELL = 0.1  #: share of the throughput that is lost, from which on it has fallen
+FALL_SHARE = 0.1  #: share of the throughput that is lost, from which on it has fallen
 REMEMBERED = 40  #: windows for which a stage does not grow to what made the pipeline slower
-LOOKS = 2  #: windows that must show it: one may be out of line
-CROWDED = 0.5  #: share of the cores we leave that others keep busy, from which on a fall of the throughput may be theirs
+FALL_WINDOWS = 2  #: windows that must show it: one may be out of line
+BUSY_CORES_SHARE = 0.5  #: share of the cores we leave that others keep busy, from which on a fall of the throughput may be theirs
 
 
 @dataclass(slots=True)
@@ -66,11 +66,11 @@ class Growth:
             self._trial = None
             return None
         lost = _lost(trial.before, seen)
-        if lost < max(FELL, 2.0 * scatter) or seen.throughput >= (1.0 - FELL) * seen.demand:
+        if lost < max(FALL_SHARE, 2.0 * scatter) or seen.throughput >= (1.0 - FALL_SHARE) * seen.demand:
             self._trial = None
             return None
         trial.fallen += 1
-        if trial.fallen < LOOKS:
+        if trial.fallen < FALL_WINDOWS:
             return seen.values, f"{lost:.0%} slower since it grew; another window will tell"
         self._trial = None
         values = list(seen.values)
@@ -87,7 +87,7 @@ def _lost(before: Observation, seen: Observation) -> float:
         return 0.0
     lost = 1.0 - seen.throughput / before.throughput
     had, has = (each.cpu_used + each.consumer_cpu for each in (before, seen))
-    if max(before.crowded, seen.crowded) >= CROWDED and has > 0:
+    if max(before.crowded, seen.crowded) >= BUSY_CORES_SHARE and has > 0:
         lost = min(lost, 1.0 - seen.throughput / before.throughput * had / has)
     return lost
 
@@ -96,5 +96,5 @@ def _most_at_once(reading: StageReading) -> int:
     if reading.starting:
         return 0
     if reading.processes:
-        return PROCESSES * reading.workers
+        return PROCESS_GROWTH_FACTOR * reading.workers
     return max(THREADS_AT_ONCE, THREADS * reading.workers)

@@ -10,10 +10,10 @@ some windows,
 * what the cores could do then, with the CPU time of all stages, of the training and of sending, is clearly more than what is done now.
 
 How much of the CPU time holds the lock is not known, so that is the most that a move may bring, and not what it will. Hence the trial:
-when the processes are there, beside which the threads go on until then, the throughput must have risen by `GAIN`. That is judged as soon as
-it is sure, by a test of the windows before and since, which for twice the throughput is after two or three; else after `JUDGED` of them, by
-their mean. Otherwise the stage goes back, and waits long before it is tried again, each time twice as long. Back it never goes for another
-reason: an idle process costs nothing but memory.
+when the processes are there, beside which the threads go on until then, the throughput must have risen by `MEASURED_GAIN`. That is
+judged as soon as it is sure, by a test of the windows before and since, which for twice the throughput is after two or three; else after
+`STEADY_WINDOWS` of them, by their mean. Otherwise the stage goes back, and waits long before it is tried again, each time twice as
+long. Back it never goes for another reason: an idle process costs nothing but memory.
 A resize meanwhile does not end the trial: on fewer cores threads would have done less in proportion, as far as they had kept these busy.
 """
 
@@ -27,23 +27,23 @@ from .controller import Decision, Observation, StageReading, Values
 from .costs import worker_knobs
 from .gains import Gain, gain
 
-PATIENCE = 2  #: windows that must ask for it together
-SPAN = 1.0  #: seconds that these take at least: in a shorter time there are few looks at the lock
+ASKING_WINDOWS = 2  #: windows that must ask for it together
+ASKING_SECONDS = 1.0  #: seconds that these take at least: in a shorter time there are few looks at the lock
 LOOKED_AT = 6  #: windows that are looked at together at most
-LOCKED = 0.1  #: share of a stage's working time spent waiting for a lock, from which on it is worth a look
-CROWDED = 0.6  #: share of the time in which no core is to be had at once, from which on processes would have none either
-HELD = 0.2  #: share of the time in which the lock is not to be had, from which on the same holds of the training
-PROMISED = 1.15  #: times the throughput that must be possible
-GAIN = 1.05  #: times the throughput that must have come
-JUDGED = 6  #: windows of steady values after which a move is judged by their mean, if it was not sure before
-SETTLES = 24  #: windows after which it is judged however often the values change
-OVERDUE = 90.0  #: seconds that processes may take to start
-RESTS = 200  #: windows until a stage that came back is tried again; twice as many each time
-LARGER = 1.5  #: times the cores, with which it may be tried again at once
+LOCK_WAIT_SHARE = 0.1  #: share of a stage's working time spent waiting for a lock, from which on it is worth a look
+BUSY_TIME_SHARE = 0.6  #: share of the time in which no core is to be had at once, from which on processes would have none either
+LOCK_HELD_SHARE = 0.2  #: share of the time in which the lock is not to be had, from which on the same holds of the training
+PROMISED_GAIN = 1.15  #: times the throughput that must be possible
+MEASURED_GAIN = 1.05  #: times the throughput that must have come
+STEADY_WINDOWS = 6  #: windows of steady values after which a move is judged by their mean, if it was not sure before
+WINDOWS_AT_MOST = 24  #: windows after which it is judged however often the values change
+START_SECONDS_AT_MOST = 90.0  #: seconds that processes may take to start
+REST_WINDOWS = 200  #: windows until a stage that came back is tried again; twice as many each time
+CORES_FACTOR_TO_RETRY = 1.5  #: times the cores, with which it may be tried again at once
 
-SENDING = 200e-6  #: seconds of CPU time to send what goes together to a process and its result back: 130 to 260 µs measured
-COPYING = 1e-9  #: the same, of a byte of either
-OURS = 0.5  #: share of both that is spent in this process, under its lock
+SENDING_SECONDS = 200e-6  #: seconds of CPU time to send what goes together to a process and its result back: 130 to 260 µs measured
+COPYING_SECONDS_PER_BYTE = 1e-9  #: the same, of a byte of either
+OWN_PROCESS_SHARE = 0.5  #: share of both that is spent in this process, under its lock
 
 
 @dataclass(slots=True)
@@ -100,9 +100,9 @@ class Moving:
     def overdue(self, seen: Observation) -> Decision | None:
         """Back to threads where processes do not come."""
         trial = self._trial
-        if trial is None or seen.at - trial.whole < OVERDUE or not _reading(seen, trial.stage).starting:
+        if trial is None or seen.at - trial.whole < START_SECONDS_AT_MOST or not _reading(seen, trial.stage).starting:
             return None
-        return self._back(seen, trial, f"its processes have not started within {OVERDUE:.0f} s")
+        return self._back(seen, trial, f"its processes have not started within {START_SECONDS_AT_MOST:.0f} s")
 
     def judged(self, seen: Observation) -> Decision | None:
         """What becomes of the stage that is on trial, in a window in which no workers are starting; None: it goes on, or none is."""
@@ -124,9 +124,9 @@ class Moving:
             trial.last, trial.since = workers, []
         trial.since.append(seen.throughput)
         low, brought, high = trial.gain()
-        if low < GAIN - 1.0 <= high and len(trial.since) < JUDGED and trial.lived < SETTLES:
+        if low < MEASURED_GAIN - 1.0 <= high and len(trial.since) < STEADY_WINDOWS and trial.lived < WINDOWS_AT_MOST:
             return None
-        if brought < GAIN - 1.0:
+        if brought < MEASURED_GAIN - 1.0:
             return self._back(seen, trial, f"processes brought {brought:+.0%}")
         self._trial = None
         self._barred.pop(trial.stage, None)
@@ -148,28 +148,28 @@ class Moving:
         if found is None:
             return None
         self._likely = found[0]
-        return self._moved(together, *found) if len(self._windows) >= PATIENCE and together.window >= SPAN else None
+        return self._moved(together, *found) if len(self._windows) >= ASKING_WINDOWS and together.window >= ASKING_SECONDS else None
 
     # -- to processes
 
     def _candidates(self, seen: Observation) -> list[tuple[str, float]]:
         """Stages that may do more in processes, and how many times the throughput that is at most."""
-        if seen.cpus <= 1.0 or seen.crowded >= CROWDED or not seen.throughput > 0:
+        if seen.cpus <= 1.0 or seen.crowded >= BUSY_TIME_SHARE or not seen.throughput > 0:
             return []
         knobs = worker_knobs(seen)
         found = [
             (reading.name, self._promise(seen, reading)) for reading in seen.stages if reading.name in knobs and self._may(reading, seen)
         ]
-        return [(name, promise) for name, promise in found if promise >= PROMISED]
+        return [(name, promise) for name, promise in found if promise >= PROMISED_GAIN]
 
     def _may(self, reading: StageReading, seen: Observation) -> bool:
         barred = self._barred.get(reading.name)
-        if barred is not None and barred.windows > 0 and seen.cpus < LARGER * barred.cpus:
+        if barred is not None and barred.windows > 0 and seen.cpus < CORES_FACTOR_TO_RETRY * barred.cpus:
             return False
         if reading.processes or not reading.movable or not reading.parallel or not reading.items:
             return False
         waits_otherwise = reading.wait - reading.lock
-        return waits_otherwise <= reading.cpu and (locked(reading) >= LOCKED or seen.lock >= HELD)
+        return waits_otherwise <= reading.cpu and (locked(reading) >= LOCK_WAIT_SHARE or seen.lock >= LOCK_HELD_SHARE)
 
     def _promise(self, seen: Observation, moved: StageReading) -> float:
         """Times the throughput that is possible with a stage in processes."""
@@ -178,7 +178,7 @@ class Moving:
         computing = sum(_computing(reading) for reading in seen.stages)
         sending = _sending(seen, moved)
         here = training + sum(_computing(reading) for reading in seen.stages if not reading.processes)
-        left = here - _computing(moved) + OURS * sending
+        left = here - _computing(moved) + OWN_PROCESS_SHARE * sending
         in_order = max((_computing(reading) for reading in seen.stages if not reading.parallel), default=0.0)
         used = min(seen.cpus, seen.cpu_used + seen.consumer_cpu)
         cores = used + (1.0 - seen.crowded) * (seen.cpus - used)  # of those that we leave, other processes keep some busy
@@ -201,7 +201,7 @@ class Moving:
         values = (*seen.values[:place], count, *seen.values[place + 1 :])
         kinds = f"{count} process{'es' * (count != 1)}"
         whose = f"threads wait {locked(reading):.0%} of their time for the interpreter's lock"
-        if locked(reading) < LOCKED:
+        if locked(reading) < LOCK_WAIT_SHARE:
             whose = f"the interpreter's lock is held {seen.lock:.0%} of the time, which keeps the training waiting"
         return Decision(values, f"{name}: {whose}: moved to {kinds}, which may do up to {promise:.1f} times as much", {name: True})
 
@@ -224,7 +224,7 @@ class Moving:
 
     def _bar(self, stage: str, seen: Observation) -> None:
         times = self._barred[stage].times + 1 if stage in self._barred else 1
-        self._barred[stage] = _Barred(RESTS * 2 ** (times - 1), seen.cpus, times)
+        self._barred[stage] = _Barred(REST_WINDOWS * 2 ** (times - 1), seen.cpus, times)
 
 
 def _computing(reading: StageReading) -> float:
@@ -279,7 +279,8 @@ def _reading(seen: Observation, name: str) -> StageReading:
 
 def _sending(seen: Observation, reading: StageReading) -> float:
     """Seconds of CPU time to send the items of a batch to processes and back."""
-    return reading.per_batch * (SENDING / reading.together + COPYING * (reading.item_bytes + _input_bytes(seen, reading)))
+    copied = COPYING_SECONDS_PER_BYTE * (reading.item_bytes + _input_bytes(seen, reading))
+    return reading.per_batch * (SENDING_SECONDS / reading.together + copied)
 
 
 def _input_bytes(seen: Observation, reading: StageReading) -> float:

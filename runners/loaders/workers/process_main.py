@@ -24,7 +24,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WorkerAnswer:
     result: Any
     steps: tuple[Step, ...]
 
@@ -56,7 +56,7 @@ def _first(parent: socket.socket, whereabouts: Whereabouts) -> Chain | None:
     except BaseException as error:
         _answer(parent, Raised(_portable(error), whereabouts.read()), whereabouts)
         return None
-    _answer(parent, Answer(None, ()), whereabouts)
+    _answer(parent, WorkerAnswer(None, ()), whereabouts)
     return chain
 
 
@@ -65,7 +65,7 @@ def _serve(parent: socket.socket, chain: Chain, stopwatch: Stopwatch, whereabout
         call: Call = ipc.receive(parent)
         whereabouts.begin(chain.begins(call))
         result, steps = chain.run(call, watch=stopwatch, at=whereabouts.note)
-        answer: Answer | Raised = Answer(result, steps)
+        answer: WorkerAnswer | Raised = WorkerAnswer(result, steps)
         del call, result
     except ipc.Closed:
         raise
@@ -74,7 +74,7 @@ def _serve(parent: socket.socket, chain: Chain, stopwatch: Stopwatch, whereabout
     _answer(parent, answer, whereabouts)
 
 
-def _answer(parent: socket.socket, answer: Answer | Raised, whereabouts: Whereabouts) -> None:
+def _answer(parent: socket.socket, answer: WorkerAnswer | Raised, whereabouts: Whereabouts) -> None:
     try:
         data, views = ipc.dumps(answer)
     except Exception as error:

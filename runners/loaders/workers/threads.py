@@ -24,8 +24,8 @@ from typing import Any, NamedTuple, Protocol
 
 from ....engine.errors import StokerError
 from ..feeds import Dealing, Feed
-from ..readings.meters import Meter, Phase, Spent, Stopwatch, Totals
-from ..readings.sizes import ITEM, nbytes
+from ..readings.meters import Meter, Spent, Stopwatch, Totals, WorkPhase
+from ..readings.sizes import QUEUED_ITEM_BYTES, nbytes
 from .chains import Call, Carried, Chain, Done, Group, Step, Unread
 from .channel import SKIP, Channel, Item
 from .faults import At, Drained, Leave, Misplaced, StageError, Stopped, Unreplaced, located, words
@@ -223,12 +223,12 @@ class Crew:
     def threads_at_work(self) -> list[int]:
         """The kernel's numbers of those that are in the function at this moment, in this process."""
         with self._lock:
-            return [meter.thread for meter in self._meters[False] if meter.phase is Phase.WORKING]
+            return [meter.thread for meter in self._meters[False] if meter.phase is WorkPhase.WORKING]
 
     def credit(self, read: Step) -> None:
         """Others have done this of its work."""
         with self._lock:
-            self._gone += Totals(read.items, read.spent.cpu, read.spent.wait, ITEM * read.items, elsewhere=read.spent.cpu)
+            self._gone += Totals(read.items, read.spent.cpu, read.spent.wait, QUEUED_ITEM_BYTES * read.items, elsewhere=read.spent.cpu)
 
     def kept(self) -> tuple[int, int]:
         """Items and bytes that the feed holds, such as a shuffle's buffer."""
@@ -407,10 +407,10 @@ class Crew:
                 done = Outcome(item.payload, 0 if hand is not None else len(item.payload.items), Spent(0.0, 0.0))
             elif hand is not None and _to_be_done(item):
                 done = self._have_done(item, worker, hand)
-                item = Item(item.positions, done.payload, ITEM + nbytes(done.payload))
-            meter.enter(Phase.BLOCKED)
+                item = Item(item.positions, done.payload, QUEUED_ITEM_BYTES + nbytes(done.payload))
+            meter.enter(WorkPhase.BLOCKED)
             self.output.put(number, item)
-            meter.enter(Phase.STARVED)
+            meter.enter(WorkPhase.STARVED)
             meter.finished(item.size if done.items else 0, done.spent.wait, done.elsewhere, done.items)
         except BaseException as error:
             raise self._ends_with(error, item.positions) from None
@@ -423,7 +423,7 @@ class Crew:
 
     def _have_done(self, item: Item, worker: _Worker, hand: Hand) -> Outcome:
         worker.meter.at = partial(self._at, hand, item)
-        worker.meter.enter(Phase.WORKING)
+        worker.meter.enter(WorkPhase.WORKING)
         following = partial(self._take_ahead, worker)
         try:
             done = hand.call(item, following)

@@ -201,12 +201,12 @@ class WorkerProcess:
                 raise StokerError(f"stage {self._stage!r}: a worker process ended as it started: {how}; {_GUARDED}") from error
             raise StokerError(f"stage {self._stage!r}: its function cannot be loaded in a worker process: {error}") from error
 
-    def _answer(self, *, apart: bool = False) -> process_main.Answer:
+    def _answer(self, *, apart: bool = False) -> process_main.WorkerAnswer:
         try:
             # A process that the function itself forked may hold the socket open after its parent was killed.
             if not ipc.wait_for(self._socket, self._process.sentinel):
                 raise ipc.Closed
-            answer: process_main.Answer | process_main.Raised = ipc.receive(self._socket, apart=apart)
+            answer: process_main.WorkerAnswer | process_main.Raised = ipc.receive(self._socket, apart=apart)
         except ipc.Closed:
             raise Died(self._how()) from None
         if isinstance(answer, process_main.Raised):

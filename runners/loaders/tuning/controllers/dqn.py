@@ -89,10 +89,10 @@ class RateDqnOptions:
 
 
 LONGEST_REST = 500  #: windows
-STRAYED = 0.25  #: relative change of the rate controller's answer with which what was found is out of date
+STRAYED_CHANGE = 0.25  #: relative change of the rate controller's answer with which what was found is out of date
 
 
-class Phase(Enum):
+class TrialPhase(Enum):
     LED = "the rate controller leads"
     TRIED = "the agent tries"
     PROVED = "what the agent found is measured"
@@ -110,7 +110,7 @@ class RateDqn:
         self._base = base or Rate(RateOptions())
         self._weights = weights
         self._pilot: Pilot | None = None
-        self._phase = Phase.LED
+        self._phase = TrialPhase.LED
         self._rewards: list[float] = []  # of the windows of this phase under the same values
         self._rest = options.rest
         self._waited = 0
@@ -123,7 +123,7 @@ class RateDqn:
     @property
     def offset(self) -> Values:
         """What the agent has added to the rate controller's answer."""
-        return tuple(good - led for good, led in zip(self._good, self._led, strict=True)) if self._phase is Phase.KEPT else ()
+        return tuple(good - led for good, led in zip(self._good, self._led, strict=True)) if self._phase is TrialPhase.KEPT else ()
 
     def decide(self, seen: Observation) -> Decision:
         if self._pilot is None:
@@ -132,14 +132,14 @@ class RateDqn:
         answer = self._base.decide(seen)
         if answer.processes:  # what was found is of other workers
             return self._lead(answer, rest=self.options.rest)
-        if self._phase is not Phase.LED and self._out_of_date(seen, answer):
+        if self._phase is not TrialPhase.LED and self._out_of_date(seen, answer):
             return self._lead(answer, rest=self.options.rest)
-        if self._phase is Phase.LED:
+        if self._phase is TrialPhase.LED:
             return self._while_led(seen, answer)
-        if self._phase is Phase.TRIED:
+        if self._phase is TrialPhase.TRIED:
             chosen = self._pilot.agent.choose(rows)
             return self._while_tried(seen, Decision(self._pilot.moved(seen, chosen), f"tries {in_words(seen, chosen)}"))
-        return self._while_proved(seen) if self._phase is Phase.PROVED else self._while_kept(seen)
+        return self._while_proved(seen) if self._phase is TrialPhase.PROVED else self._while_kept(seen)
 
     # -- what is done in each phase
 
@@ -154,7 +154,7 @@ class RateDqn:
     def _try(self, seen: Observation) -> Decision:
         self._good, self._earns = seen.values, fmean(self._rewards[-self.options.measured :])
         self._best = (0.0, seen.values)
-        self._phase, self._rewards = Phase.TRIED, []
+        self._phase, self._rewards = TrialPhase.TRIED, []
         return Decision(seen.values, "the agent may try to do better")
 
     def _while_tried(self, seen: Observation, tries: Decision) -> Decision:
@@ -169,7 +169,7 @@ class RateDqn:
             return tries
         if self._best[0] <= self._earns:
             return self._failed("nothing better was found")
-        self._phase, self._rewards = Phase.PROVED, []
+        self._phase, self._rewards = TrialPhase.PROVED, []
         return Decision(self._best[1], "the best of the trial is measured")
 
     def _while_proved(self, seen: Observation) -> Decision:
@@ -182,7 +182,7 @@ class RateDqn:
         gain = found / self._earns - 1 if self._earns > 0 else math.inf
         if found - 2 * error <= self._earns * (1 + self.options.margin):
             return self._failed(f"{gain:+.1%} is not enough")
-        self._phase, self._waited, self._rest = Phase.KEPT, 0, self.options.rest
+        self._phase, self._waited, self._rest = TrialPhase.KEPT, 0, self.options.rest
         self._good, self._earns = seen.values, found
         return Decision(seen.values, f"the agent's values are kept: {gain:+.1%} against the rate controller's")
 
@@ -195,19 +195,19 @@ class RateDqn:
 
     def _failed(self, why: str) -> Decision:
         self._rest, self._waited, self._rewards = min(2 * self._rest, LONGEST_REST), 0, []
-        self._phase = Phase.LED if self._good == self._led else Phase.KEPT
+        self._phase = TrialPhase.LED if self._good == self._led else TrialPhase.KEPT
         return Decision(self._good, f"the agent's trial is over, {why}")
 
     def _lead(self, answer: Decision, rest: int) -> Decision:
-        self._phase, self._rewards, self._waited, self._rest, self._astray = Phase.LED, [], 0, rest, 0
+        self._phase, self._rewards, self._waited, self._rest, self._astray = TrialPhase.LED, [], 0, rest, 0
         return dataclasses.replace(answer, why=f"the rate controller leads again; {answer.why}")
 
     def _out_of_date(self, seen: Observation, answer: Decision) -> bool:
         """Whether the machine, the costs or the reward have changed so that what was found says nothing any more."""
         strayed = answer.values != seen.values and any(
-            abs(new - old) > max(1.0, STRAYED * old) for new, old in zip(answer.values, self._led, strict=True)
+            abs(new - old) > max(1.0, STRAYED_CHANGE * old) for new, old in zip(answer.values, self._led, strict=True)
         )
-        poor = self._phase is Phase.KEPT and reward(seen) < self._earns * (1 - self.options.loss)
+        poor = self._phase is TrialPhase.KEPT and reward(seen) < self._earns * (1 - self.options.loss)
         self._astray = self._astray + 1 if strayed or poor else 0
         return seen.resized or self._astray >= 2
 

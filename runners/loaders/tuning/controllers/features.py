@@ -22,8 +22,8 @@ from ..controller import Observation, StageReading, Unit, Values, reward
 Rows = NDArray[np.float32]  #: shape (knobs, width of the layout)
 
 MIB = 2**20
-LONGEST = 8  #: knobs that the layout ``table2`` has places for
-WORST = -3.0  #: normalised reward of a window that delivered nothing, and the least that counts
+MOST_KNOBS = 8  #: knobs that the layout ``table2`` has places for
+WORST_REWARD = -3.0  #: normalised reward of a window that delivered nothing, and the least that counts
 SMOOTHING = 0.5  #: weight of a new measurement of an item's cost
 FORGETTING = 0.985  #: of the best that was seen, each window: after 50 windows half of it counts
 
@@ -112,12 +112,12 @@ class Encoder:
         if math.isnan(self._scale) or seen.cpus != self._cpus:
             possible = _by_cores(seen, self._stages) * seen.batch_size
             if seen.throughput <= 0 or math.isnan(possible):
-                return WORST
+                return WORST_REWARD
             self._scale = min(possible, seen.demand)
             if not math.isfinite(self._scale):  # nothing computes, nobody waits: the first window is the measure
                 self._scale = seen.throughput
             self._cpus = seen.cpus
-        return _log(reward(seen) / self._scale, WORST, 1.0)
+        return _log(reward(seen) / self._scale, WORST_REWARD, 1.0)
 
 
 def _by_cores(seen: Observation, stages: Mapping[str, Stage]) -> float:
@@ -131,8 +131,8 @@ def free_cpus(seen: Observation) -> float:
 
 
 def _table2(seen: Observation, stages: Mapping[str, Stage], best: Best, earned: float) -> Rows:
-    if len(seen.knobs) > LONGEST:
-        raise ValueError(f"layout: table2 has places for {LONGEST} knobs, this pipeline has {len(seen.knobs)}")
+    if len(seen.knobs) > MOST_KNOBS:
+        raise ValueError(f"layout: table2 has places for {MOST_KNOBS} knobs, this pipeline has {len(seen.knobs)}")
     state = (
         _log(seen.latency(), -7.0, 7.0) / 7,
         math.copysign(math.log2(1 + abs(free_cpus(seen))), free_cpus(seen)) / 7,
@@ -141,7 +141,7 @@ def _table2(seen: Observation, stages: Mapping[str, Stage], best: Best, earned: 
         _log(seen.bandwidth / 1e4, -3.0, 3.0) / 3 if seen.bandwidth else 0.0,
         seen.clock / 4,
     )
-    rows = np.zeros((len(seen.knobs), len(state) + LONGEST), np.float32)
+    rows = np.zeros((len(seen.knobs), len(state) + MOST_KNOBS), np.float32)
     rows[:, : len(state)] = state
     rows[np.arange(len(rows)), len(state) + np.arange(len(rows))] = 1.0
     return rows
@@ -213,5 +213,5 @@ LAYOUTS: dict[str, Callable[[Observation, Mapping[str, Stage], Best, float], Row
     "stages": _stages,
     "table2": _table2,
 }
-WIDTHS = {"stages": 16 + 20, "table2": 6 + LONGEST}
+WIDTHS = {"stages": 16 + 20, "table2": 6 + MOST_KNOBS}
 VERSION = 1  #: of both layouts; weights of another version are refused

@@ -11,8 +11,8 @@ from ..controller import Observation, Values
 from .features import Encoder, Rows
 from .q_network import STAY, STEPS, Agent, Choice, Learning, Trail
 
-FIRST = 64  #: transitions before the first update: with fewer it learns them by heart
-KEPT = 2_000  #: transitions of a live pipeline
+FIRST_UPDATE_AFTER = 64  #: transitions before the first update: with fewer it learns them by heart
+TRANSITIONS_KEPT = 2_000  #: transitions of a live pipeline
 
 
 class Pilot:
@@ -29,7 +29,7 @@ class Pilot:
         updates: int = 1,
         seed: int = 0,
     ) -> None:
-        self.agent = Agent(layout, Learning(rate=rate, batch=32, replay=KEPT), knobs=knobs, seed=seed)
+        self.agent = Agent(layout, Learning(rate=rate, batch=32, replay=TRANSITIONS_KEPT), knobs=knobs, seed=seed)
         if pretrained:
             self.agent.load(weights)
         self.updates = updates
@@ -43,7 +43,7 @@ class Pilot:
         rows, earned = self.encoder.encode(seen)
         if self._rows is not None:
             self.agent.remember(self._trail, self._rows, taken(self._values, seen.values), earned, rows)
-            if self.agent.replay.size >= FIRST:
+            if self.agent.replay.size >= FIRST_UPDATE_AFTER:
                 for _ in range(self.updates):
                     self.agent.learn()
         self._rows, self._values = rows, seen.values

@@ -24,8 +24,8 @@ from ..growth import Growth
 from ..moving import Moving
 
 HAS_INPUT = 0.15  #: of its workers' time, starved less than this, a stage has work
-DEAR = 3  #: times the patience before processes are taken away: each costs seconds of CPU when it is wanted again
-BUFFERED = range(2, 65)  #: batches that a prefetch buffer may hold
+PROCESS_PATIENCE_FACTOR = 3  #: times the patience before processes are taken away: each costs seconds of CPU when it is wanted again
+BUFFERED_BATCHES = range(2, 65)  #: batches that a prefetch buffer may hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class Rate:
         def reward(count: int) -> float:
             return (1.0 - uneven * lost(load, count)) * (1.0 - (rest + count * size) / seen.memory_total)
 
-        return seen.knobs[place].clip(math.ceil(max(BUFFERED, key=reward) * size / MIB))
+        return seen.knobs[place].clip(math.ceil(max(BUFFERED_BATCHES, key=reward) * size / MIB))
 
     # -- whether to go there
 
@@ -194,7 +194,7 @@ class Rate:
         self._superfluous = self._superfluous + 1 if spare > max(1.0, self.options.waste * sum(then)) else 0
         patience = 1 if changed else self.options.patience
         if any(reading.processes and n > m for reading, n, m in zip(seen.stages, now, then, strict=True)):
-            patience = max(patience, DEAR * self.options.patience)
+            patience = max(patience, PROCESS_PATIENCE_FACTOR * self.options.patience)
         if gains or seen.resized or self._superfluous >= patience:
             self._superfluous = 0
             return Decision(self._growth.steps(seen, wanted), because + target)
