@@ -24,6 +24,8 @@ import msgspec
 from ...engine.protocol import ReplicaGroup
 from .sample_ledger import Ranges, Share, shares
 
+SUMS = "sums"  #: the fact that says how a member sums; it was not told at first
+
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
     """What a member tells the others before each step."""
@@ -190,10 +192,12 @@ def _without_twins(present: Sequence[Member]) -> list[Member]:
 
 
 def other_facts(me: Member, source: Member) -> str | None:
-    """What differs between what two train, in words; None: nothing. What only one of them tells is of another version of Stoker."""
-    wrong = [
-        f"{name} {value} here, {source.facts[name]} there" for name, value in me.facts.items() if value != source.facts.get(name, value)
-    ]
+    """What differs between what two train, in words; None: nothing.
+
+    What only one of them tells is of another version of Stoker, and does not count; but all of them have to sum alike.
+    """
+    here, there = ({SUMS: "another way"} | one.facts for one in (me, source))
+    wrong = [f"{name} {value} here, {there[name]} there" for name, value in here.items() if value != there.get(name, value)]
     if not wrong:
         return None
     return (

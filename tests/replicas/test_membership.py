@@ -140,6 +140,18 @@ def test_a_member_that_trains_something_else_leaves_and_the_others_go_on() -> No
     )
 
 
+def test_members_that_sum_otherwise_are_not_in_one_group_also_if_one_is_too_old_to_tell() -> None:
+    told = word(1, 2)
+    old = member(1, 10, (1,), told, facts={"model": "A"})
+    new = member(2, told=told, facts={"model": "A", "samples": "64", "sums": "in bundles of 4"})  # samples: a fact of newer ones
+    assert decide(new, [old, new], BATCH, 1).why.startswith(
+        "replicas: this member trains something else than task 1: sums in bundles of 4 here, another way there;"
+    )
+    new, late = member(1, 10, (1,), told, facts=new.facts), member(2, told=told, facts=old.facts)
+    assert decide(new, [new, late], BATCH, 1).leases == (1,)
+    assert decide(new, [new, member(2, told=told, facts={"sums": "in bundles of 4"})], BATCH, 1).leases == (1, 2)
+
+
 def test_a_cut_link_leaves_out_one_of_its_ends_and_says_so() -> None:
     told = word(1, 2, 3)
     zero = member(1, 10, (1, 2, 3), told)
