@@ -24,7 +24,8 @@ from typing import Any
 from ..client import AUTHORITY, PIN
 from ..errors import Conflict, UsageError
 
-CERT, KEY, AUTHORITY_KEY = "cert.pem", "key.pem", "ca.key"  #: in HOME/tls, beside the authority's certificate
+#: in HOME/tls, beside the authority's certificate. Certificate and key are in one file, as they are replaced together
+OWN, AUTHORITY_KEY = "server.pem", "ca.key"
 LASTS = timedelta(days=3652)
 EARLIER = timedelta(days=2)  #: than now it begins: clocks of hosts differ
 OPENSSL_WITHIN = 60.0  #: seconds
@@ -129,8 +130,8 @@ def looked_at(cert: Path, context: ssl.SSLContext) -> Certificate:
 
 
 def own(folder: Path) -> tuple[Path, Path]:
-    """Certificate and key in HOME/tls."""
-    return folder / CERT, folder / KEY
+    """The files of certificate and key in HOME/tls."""
+    return folder / OWN, folder / OWN
 
 
 def make_own(folder: Path, names: Iterable[str]) -> None:
@@ -158,9 +159,11 @@ def _make(work: Path, folder: Path, alternatives: str) -> None:
             shutil.copy(folder / name, work / name)
     else:
         _sign(work, AUTHORITY_KEY, AUTHORITY, "authority", "-selfsign", "-keyfile", AUTHORITY_KEY)
-    _sign(work, KEY, CERT, "server", "-keyfile", AUTHORITY_KEY, "-cert", AUTHORITY)
+    _sign(work, OWN, "signed", "server", "-keyfile", AUTHORITY_KEY, "-cert", AUTHORITY)
+    with (work / OWN).open("a") as file:
+        file.write((work / "signed").read_text())
     serving(*own(work))
-    for name in (*authority, KEY, CERT):
+    for name in (*authority, OWN):
         (work / name).replace(folder / name)
 
 

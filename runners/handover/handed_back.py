@@ -20,7 +20,7 @@ class HandedBack:
 
     def __init__(self, until: float | None) -> None:
         self.until = until
-        self._since: float | None = None  #: monotonic, when its jobs were stopped
+        self._since: float | None = None  #: monotonic, when its jobs were stopped; later, when the last of them was seen to run
 
     def is_due(self, running: Collection[Run]) -> bool:
         """Whether its time is up, but for what its jobs need to stop, and a little for the daemon to hear of it."""
@@ -42,7 +42,10 @@ class HandedBack:
 
         ``taken``: when one last did (monotonic). The next runner of this node and home tells how its jobs ended.
         """
-        if self._since is None or any(run.phase is not Phase.ENDED for run in runs):
+        if self._since is None:
+            return False
+        if any(run.phase is not Phase.ENDED for run in runs):
+            self._since = time.monotonic()
             return False
         return time.monotonic() - max(self._since, taken) > AWAY
 

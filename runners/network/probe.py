@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 from ...engine.errors import Conflict
 from ...engine.protocol import Assignment, PlaceTold, SharedPlace
 from ..lease.rundir import RunDir, checkpoints_of
+
+log = logging.getLogger("stoker.runner")
 
 PROBE_FILE = "place"  #: file in which the name stands
 SERVES_FILE = "serves"  #: file that names the daemon that the runners of this home serve
@@ -40,10 +43,16 @@ def served(home: Path) -> str | None:
 
 
 def serve(home: Path, daemon: str | None) -> None:
-    """From now on its jobs are in this home."""
-    if daemon is not None:
+    """From now on its jobs are in this home. A full disk does not keep its runner from them: its next start writes it."""
+    kept = home / SERVES_FILE
+    with contextlib.suppress(OSError, ValueError):
+        if daemon is None or kept.read_text().strip() == daemon:
+            return
+    try:
         (made := home / f".{SERVES_FILE}.{os.getpid()}").write_text(f"{daemon}\n")
-        made.replace(home / SERVES_FILE)
+        made.replace(kept)
+    except OSError as error:
+        log.warning("%s cannot be written (%s): sent to another daemon, a runner would end the jobs of this one", kept, error.strerror)
 
 
 def shared_place(shared: SharedPlace) -> PlaceTold:

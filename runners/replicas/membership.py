@@ -3,7 +3,8 @@
 torchft's lighthouse tells who is there. That keeps a group whole within one lighthouse; each member runs one, so that none is a single
 point of failure, and what keeps two groups from training side by side is `decide`: all who were told of the same members decide alike.
 
-- A step is taken by more than half of those who took the last one. Leases that have ended, by the daemon's newest word, do not count.
+- A step is taken by more than half of those who took the last one, or by half of them where another one has ended, by the daemon's
+  newest word. Where more have ended, all living ones are needed: one that is away may have gone on with those, also a newer one.
 - Where none of them lives, or no step was ever taken, the daemon's word begins the group: with the oldest living lease, more than half
   of the living ones, and at first so many as the job wants at least. Not beside a living one that has taken a step and is not there,
   and not anew where there is a checkpoint that none of these has.
@@ -23,6 +24,8 @@ import msgspec
 
 from ...engine.protocol import ReplicaGroup
 from .sample_ledger import Ranges, Share, shares
+
+SUMS = "sums"  #: the fact that says how a member sums; it was not told at first
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +80,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 def decide(me: Member, present: Sequence[Member], batch: int, least: int) -> Decision:
     """What ``me`` does next, given all who are there, itself among them. ``batch``: samples of a step; ``least``: members at first."""
-    word = newest(present)
+    word = newest([one.word for one in present])
     if (twin := next((one for one in present if one.index == me.index and one.lease > me.lease), None)) is not None:
         return Decision(verdict="leave", why=f"task {me.index} runs again as lease {twin.lease}; this one, lease {me.lease}, is an old one")
     leaving = frozenset(one.lease for one in present if one.leaving)
@@ -107,9 +110,9 @@ def decide(me: Member, present: Sequence[Member], batch: int, least: int) -> Dec
     )
 
 
-def newest(present: Sequence[Member]) -> ReplicaGroup | None:
-    """The daemon's newest word that anyone has."""
-    return max((one.word for one in present if one.word is not None), key=lambda word: word.epoch, default=None)
+def newest(words: Sequence[ReplicaGroup | None]) -> ReplicaGroup | None:
+    """The newest of the daemon's words."""
+    return max((word for word in words if word is not None), key=lambda word: word.epoch, default=None)
 
 
 def farthest(present: Sequence[Member]) -> Member:
@@ -146,13 +149,17 @@ def objection(
     if last and not (living := [lease for lease in last if lease not in leaving]):
         return f"all who took step {source.step} are leaving: waiting for the daemon's word that they have ended"
     if last:
-        there = here.intersection(living)
-        if 2 * len(there) > len(living):
+        there, gone = here.intersection(living), len(source.last) > len(living)
+        if 2 * len(there) > len(source.last) - gone:
             return None
-        missing = ", ".join(_named(word, lease) for lease in living if lease not in there)
+        # Those who have ended may have taken a further step, with whoever is away. So nobody may be.
+        known = living if word is None else [one.lease for one in word.members if one.lease not in leaving]
+        if not (away := [lease for lease in known if lease not in here]):
+            return None
+        missing = ", ".join(_named(word, lease) for lease in away)
         return (
-            f"{len(there)} of the {len(living)} that took step {source.step} {'is' if len(there) == 1 else 'are'} here, and it takes more "
-            f"than half; waiting for {missing} or for the daemon's word that it has ended"
+            f"{len(there)} of the {len(source.last)} that took step {source.step} {'is' if len(there) == 1 else 'are'} here, and it takes "
+            f"more than half; waiting for {missing} or for the daemon's word that it has ended"
         )
     if word is None:
         return "waiting for the daemon to name the members"
@@ -190,10 +197,12 @@ def _without_twins(present: Sequence[Member]) -> list[Member]:
 
 
 def other_facts(me: Member, source: Member) -> str | None:
-    """What differs between what two train, in words; None: nothing. What only one of them tells is of another version of Stoker."""
-    wrong = [
-        f"{name} {value} here, {source.facts[name]} there" for name, value in me.facts.items() if value != source.facts.get(name, value)
-    ]
+    """What differs between what two train, in words; None: nothing.
+
+    What only one of them tells is of another version of Stoker, and does not count; but all of them have to sum alike.
+    """
+    here, there = ({SUMS: "another way"} | one.facts for one in (me, source))
+    wrong = [f"{name} {value} here, {there[name]} there" for name, value in here.items() if value != there.get(name, value)]
     if not wrong:
         return None
     return (

@@ -24,7 +24,7 @@ from ...engine.errors import StokerError, UsageError
 from ...engine.protocol import ReplicaGroup
 from ..train.batches import Interrupted
 from .member_server import MemberServer, Status, ask_all, fetch
-from .membership import Decision, Member, decide, decoded, farthest
+from .membership import Decision, Member, decide, decoded, farthest, newest
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +160,7 @@ class Group:
 
     def _met(self) -> Decision:
         """What follows from who is there."""
-        word = self._told()
+        word = newest((self._told(), self.me.word))
         if word is not None:  # who has ended need not be asked any more
             living = {one.lease for one in word.members}
             self._cut = {lease: address for lease, address in self._cut.items() if lease in living}
@@ -177,6 +177,7 @@ class Group:
             self._nobody = f"the lighthouse in use, {self._lighthouse}, does not answer here: looking for another one"
             self._lighthouse, self._client = "", None
             return Decision(verdict="wait", why=self._nobody)
+        self.tell(word=newest((word, *(one.word for one in present))))  # else those of whom only others have heard were taken to have ended
         decision = decide(self.me, present, self.settings.batch, self.settings.least)
         if decision.left and decision.members:
             self._leave_behind(decision)

@@ -26,7 +26,7 @@ from ..train.trainer import Trainer
 from ..worker import script
 from ..worker.ranks import Ranks
 from .averaging import BUNDLE, Behind, ReplicaStep
-from .membership import Decision, after
+from .membership import SUMS, Decision, after
 from .replica_group import Finished, Group, Settings
 
 log = logging.getLogger(__name__)
@@ -264,7 +264,7 @@ def _facts(task: Task, stop: Stop) -> dict[str, str]:
         "seed": str(task.seed),
         "steps": str(task.steps(stop)),
         "torch": torch.__version__.partition("+")[0],
-        "sums": f"in bundles of {BUNDLE}",  # a Stoker that sums otherwise must not be in one group with this one
+        SUMS: f"in bundles of {BUNDLE}",  # a Stoker that sums otherwise must not be in one group with this one
     }
 
 

@@ -6,6 +6,8 @@ import math
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,6 +20,8 @@ from stoker.engine.protocol import Report
 from stoker.engine.scheduling.view import snapshot
 from stoker.engine.spec.model import JobSpec
 from stoker.policies import registry
+from stoker.runners.handover import handed_back
+from stoker.runners.host.runs import Phase
 from stoker.runners.lease.rundir import RunDir
 
 
@@ -96,6 +100,22 @@ def test_handed_back_while_its_daemon_is_away_it_leaves_and_the_next_one_tells_h
     finally:
         pilot.end()
         end_workers(there)
+
+
+def test_it_waits_for_its_daemon_from_when_its_jobs_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long they take to stop: the daemon hears of that only then."""
+    now = 1000.0
+    monkeypatch.setattr(handed_back.time, "monotonic", lambda: now)
+    back, run = handed_back.HandedBack(None), SimpleNamespace(phase=Phase.LIVE)
+    runs: Any = [run]
+    assert not back.waits_in_vain([])  # it is not handed back
+    back.begin()
+    now += 10 * handed_back.AWAY
+    assert not back.waits_in_vain(runs)
+    run.phase = Phase.ENDED
+    assert not back.waits_in_vain(runs)
+    now += handed_back.AWAY + 1
+    assert not back.waits_in_vain(runs, taken=now - 1) and back.waits_in_vain(runs)
 
 
 @pytest.mark.slow

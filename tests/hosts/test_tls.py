@@ -61,7 +61,11 @@ def test_runners_and_clients_reach_a_daemon_that_they_trust(
         assert words in str(refused.value) and "\n" not in str(refused.value) and refused.value.exit_code == 4
     with pytest.raises(Untrusted, match=f"speaks TLS: say https://127.0.0.1:{port}"):
         answers("", url=f"http://127.0.0.1:{port}")
-    for trusted, words in ((f"sha256:{'0' * 63}", "is no fingerprint"), (str(key), "has no certificate"), ("/none", "No such file")):
+    for trusted, words in (
+        (f"sha256:{'0' * 63}", "is no fingerprint"),
+        (str(tls / "ca.key"), "has no certificate"),
+        ("/none", "No such file"),
+    ):
         with pytest.raises(UsageError, match=words):
             answers(trusted)
 
@@ -150,7 +154,7 @@ def test_a_certificate_of_another_time_or_name_is_not_trusted(
         otherwise.setattr(certificates, "LASTS", lasts)
         otherwise.setattr(certificates, "serving", lambda *_: None)  # which would refuse it
         make_own(tmp_path / "tls", [host])
-    monkeypatch.setenv(ENV_CA, str(tmp_path / "tls" / "cert.pem"))
+    monkeypatch.setenv(ENV_CA, str(own(tmp_path / "tls")[0]))
     with (
         shown(tmp_path / "tls") as port,
         contextlib.closing(Client(Home(tmp_path), f"https://127.0.0.1:{port}")) as client,
@@ -193,7 +197,7 @@ def test_files_that_are_wrong_or_not_safe_are_refused(tls: Path, tmp_path: Path)
         ((rubbish, key), "--tls-cert: .*rubbish.pem has no certificate"),
         ((cert, rubbish), "--tls-key: .*rubbish.pem is no key that can be used"),
         ((cert, open_key), "open to everybody on this host .mode 0644.: chmod 600 "),
-        ((cert, tmp_path / "other" / "key.pem"), "key.pem is not that of the certificate"),
+        ((cert, own(tmp_path / "other")[1]), "server.pem is not that of the certificate"),
         ((cert, locked), "locked.pem has a password"),
     ):
         with pytest.raises(UsageError, match=words) as refused:
@@ -210,8 +214,31 @@ def test_one_authority_signs_all_certificates_of_a_home(home: Home) -> None:
     assert first in made.out and command(home, "tls").out == made.out  # shown, not made
     assert "gpu1.example" not in command(home, "tls", "--name", "gpu2.example").out
     assert (home.tls / "ca.pem").read_bytes() == authority and fingerprint(home.tls) != first
-    certificates._openssl(home.tls, "verify", "-x509_strict", "-CAfile", "ca.pem", "cert.pem")
-    assert sorted(path.name for path in home.tls.iterdir()) == ["ca.key", "ca.pem", "cert.pem", "key.pem"]
+    certificates._openssl(home.tls, "verify", "-x509_strict", "-CAfile", "ca.pem", "server.pem")
+    assert sorted(path.name for path in home.tls.iterdir()) == ["ca.key", "ca.pem", "server.pem"]
+
+
+def test_who_is_killed_while_it_makes_a_certificate_leaves_what_can_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace, left = Path.replace, 0
+
+    def killed(path: Path, target: Path) -> Path:
+        nonlocal left
+        if left == 0:
+            raise InterruptedError
+        left -= 1
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", killed)
+    known = None
+    for before in ("nothing", "a whole one"):
+        for count in range(3):
+            left = count
+            with contextlib.suppress(StokerError):
+                make_own(tmp_path / "tls", ["localhost"])
+            assert not own(tmp_path / "tls")[0].exists() if before == "nothing" else fingerprint(tmp_path / "tls") == known
+        left = 3
+        make_own(tmp_path / "tls", ["localhost"])
+        known = fingerprint(tmp_path / "tls")
 
 
 @pytest.mark.parametrize(

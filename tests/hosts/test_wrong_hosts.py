@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from afar import Daemon
@@ -18,6 +20,7 @@ from stoker.engine.protocol import Assignment
 from stoker.engine.spec.model import JobSpec, Retries
 from stoker.runners.host.launch import CannotStart, prepare
 from stoker.runners.lease.rundir import RunDir
+from stoker.runners.network.probe import serve, served
 
 MISSING = "workdir: there is no directory /data on this node; create it, or submit from another one"
 
@@ -161,6 +164,20 @@ def test_a_runner_that_is_sent_to_another_daemon_leaves_its_jobs_alone(start_dae
     finally:
         end_workers(far)
         other.end()
+
+
+def test_a_full_disk_does_not_keep_a_runner_from_its_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    monkeypatch.setenv("STOKER_URL", "http://gpu1:7465")
+    (tmp_path / "jobs" / "1").mkdir(parents=True)
+    (taken := tmp_path / f".serves.{os.getpid()}").mkdir()  # nothing can be written there
+    serve(tmp_path, "one")
+    assert served(tmp_path) is None and "serves cannot be written" in caplog.text
+    taken.rmdir()
+    serve(tmp_path, "one")
+    taken.mkdir()
+    caplog.clear()
+    serve(tmp_path, "one")
+    assert served(tmp_path) == "one" and not caplog.text  # nothing had to be written
 
 
 @pytest.mark.parametrize("role", ["read", "submit"])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import hypothesis.strategies as st
 from hypothesis import given
 from stoker.engine.protocol import Replica, ReplicaGroup
 from stoker.runners.replicas.membership import Member, after, decide
+from stoker.runners.replicas.replica_group import Group, Settings
 
 BATCH = 12
 
@@ -58,6 +60,44 @@ def test_of_two_neither_goes_on_alone_until_the_daemon_says_that_the_other_has_e
     assert decide(one, [one], BATCH, 1).verdict == "wait"
     told = member(1, 10, (1, 2), word(1, epoch=2))
     assert decide(told, [told], BATCH, 1).verdict == "go"
+
+
+def test_those_who_have_ended_may_have_gone_on_with_one_that_is_away() -> None:
+    """A link is cut, the part beyond takes a step, and most of it is stopped: neither does the rest of it go on beside the others."""
+    told = word(1, 2, 5, epoch=2, stepped=(1, 2, 5))
+    beyond = member(1, 11, (1, 3, 4), told)
+    assert decide(beyond, [beyond], BATCH, 1).verdict == "wait"
+    here = [member(lease, 10, (1, 2, 3, 4, 5), told) for lease in (2, 5)]
+    assert "2 of the 5 that took step 10 are here, and it takes more than half; waiting for task 1" in decide(here[0], here, BATCH, 1).why
+    met = decide(here[0], [beyond, *here], BATCH, 1)
+    assert met.verdict == "go" and met.source == beyond and met.leases == (1, 2, 5)
+    told = word(2, 5, epoch=3)  # it has ended too
+    here = [member(lease, 10, (1, 2, 3, 4, 5), told) for lease in (2, 5)]
+    assert decide(here[0], here, BATCH, 1).verdict == "go"
+    told = word(2, 5, 16, epoch=4)  # a newer one may have gone on with those
+    here = [member(lease, 10, (1, 2, 3, 4, 5), told) for lease in (2, 5)]
+    assert "waiting for task 6" in decide(here[0], here, BATCH, 1).why
+
+
+def test_of_four_half_go_on_when_one_of_the_others_has_ended() -> None:
+    told = word(1, 2, 3, epoch=2)
+    here = [member(lease, 10, (1, 2, 3, 4), told) for lease in (1, 2)]
+    assert decide(here[0], here, BATCH, 1).verdict == "go"
+    here = [member(lease, 10, (1, 2, 3, 4), word(1, 2, 3, 4)) for lease in (1, 2)]
+    assert decide(here[0], here, BATCH, 1).verdict == "wait"
+
+
+def test_who_is_newer_than_the_word_of_its_own_daemon_has_not_ended() -> None:
+    """Its host does not hear the daemon; the others told of themselves when they took a step with it, and are cut off now."""
+    group: Any = object.__new__(Group)
+    group.settings = Settings(group=1, lease=1, index=1, host="", port=0, batch=BATCH, least=1)
+    group._told, group._stop, group._seek = lambda: word(1, epoch=1), lambda: False, lambda: None
+    group._cut, group._client, group.me = {}, object(), member(1, 10, (1, 2, 3))
+    newer = [member(lease, 10, (1, 2, 3), word(1, 2, 3, epoch=3)) for lease in (2, 3)]
+    group._quorum = lambda: [group.me, *newer]
+    assert group._met().verdict == "go"
+    group._quorum = lambda: [group.me]
+    assert group._met().verdict == "wait"
 
 
 def test_one_that_says_that_it_leaves_is_not_waited_for() -> None:
@@ -138,6 +178,18 @@ def test_a_member_that_trains_something_else_leaves_and_the_others_go_on() -> No
     assert decide(wrong, [*good, wrong], BATCH, 1).why == (
         "replicas: this member trains something else than task 1: model B here, A there; give all the same, or submit a new job"
     )
+
+
+def test_members_that_sum_otherwise_are_not_in_one_group_also_if_one_is_too_old_to_tell() -> None:
+    told = word(1, 2)
+    old = member(1, 10, (1,), told, facts={"model": "A"})
+    new = member(2, told=told, facts={"model": "A", "samples": "64", "sums": "in bundles of 4"})  # samples: a fact of newer ones
+    assert decide(new, [old, new], BATCH, 1).why.startswith(
+        "replicas: this member trains something else than task 1: sums in bundles of 4 here, another way there;"
+    )
+    new, late = member(1, 10, (1,), told, facts=new.facts), member(2, told=told, facts=old.facts)
+    assert decide(new, [new, late], BATCH, 1).leases == (1,)
+    assert decide(new, [new, member(2, told=told, facts={"sums": "in bundles of 4"})], BATCH, 1).leases == (1, 2)
 
 
 def test_a_cut_link_leaves_out_one_of_its_ends_and_says_so() -> None:
