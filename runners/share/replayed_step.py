@@ -120,4 +120,4 @@ class _Beginning:
         rng.set_state(self._generators)
         with torch.no_grad():
             for owner, name, buffer, value in self._buffers:
-                owner[name] = None if buffer is None else buffer.copy_(value)
+                owner[name] = None if buffer is None or value is None else buffer.copy_(value)

@@ -51,8 +51,8 @@ class Board:
         self.woken.append(node)
 
 
-def poll(node: str = "n1", *, hands_on: bool = True) -> Poll:
-    return Poll(node=node, session=1, version=0, wait=0.0, hands_on=hands_on)
+def poll(node: str = "n1", *, hands_on: bool = True, session: int = 1) -> Poll:
+    return Poll(node=node, session=session, version=0, wait=0.0, hands_on=hands_on)
 
 
 def said(number: int, **more: Any) -> Asked:
@@ -91,6 +91,18 @@ def test_what_is_asked_is_told_once_and_answered_whoever_is_still_there(monkeypa
         assert remote.hand_out(poll(hands_on=False), ANSWER) is ANSWER
         with pytest.raises(Unreachable, match="tagger runs on another host, and its runner n1 is of a version that hands on no requests"):
             await asked
+        told, fresh = ask("x"), ask("y")
+        await asyncio.sleep(0)
+        assert len(remote.hand_out(poll(), ANSWER).asks) == 2
+        fresh.cancel()
+        fresh = ask("z")
+        await asyncio.sleep(0)
+        assert [one.requests for one in remote.hand_out(poll(session=2), ANSWER).asks] == [["z"]]
+        with pytest.raises(Unreachable, match="runner n1 was started again before tagger answered: ask again"):
+            await asyncio.wait_for(told, 5)
+        assert not fresh.done()
+        fresh.cancel()
+        await asyncio.sleep(0)
         monkeypatch.setattr(remote_requests, "MOST", 1)
         asked = ask("x")
         await asyncio.sleep(0)
