@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -21,7 +21,7 @@ _FAILED: dict[str, type[StokerError]] = {"busy": LimitExceeded, "unreachable": U
 class _Open:
     request: AskRequest
     answer: asyncio.Future[Asked | None]  #: None: its runner is of a version that hands nothing on
-    told: bool = field(default=False)
+    told: int | None = None  #: the session of its runner that was told of it
 
 
 class RemoteRequests:
@@ -52,13 +52,19 @@ class RemoteRequests:
 
     def waiting(self, node: str) -> bool:
         """Whether there is something to tell a runner."""
-        return any(not one.told for one in self._open.get(node, {}).values())
+        return any(one.told is None for one in self._open.get(node, {}).values())
 
     def hand_out(self, poll: Poll, answer: Assignments) -> Assignments:
         """The answer to a poll, with what is asked of the runner's servers."""
-        fresh = [one for one in self._open.get(poll.node, {}).values() if not one.told]
+        fresh = [one for one in self._open.get(poll.node, {}).values() if one.told is None]
+        for one in self._open.get(poll.node, {}).values():
+            if one.told not in (None, poll.session) and not one.answer.done():
+                words = f"runner {poll.node} was started again before {one.request.name} answered: ask again"
+                one.answer.set_result(
+                    Asked(node=poll.node, session=poll.session, number=one.request.number, failed="unreachable", error=words)
+                )
         for one in fresh:
-            one.told = True
+            one.told = poll.session
             if not poll.hands_on and not one.answer.done():
                 one.answer.set_result(None)
         return msgspec.structs.replace(answer, asks=[one.request for one in fresh]) if fresh and poll.hands_on else answer

@@ -18,6 +18,7 @@ from ..share.inference_client import InferenceClient
 log = logging.getLogger("stoker.runner")
 
 _TIMEOUT = 30.0  #: seconds
+_LONGEST = 64 << 20  #: bytes that the daemon takes at once
 
 
 class RequestPasser:
@@ -31,14 +32,26 @@ class RequestPasser:
         threading.Thread(target=self._pass, args=(request,), name=f"ask-{request.number}", daemon=True).start()
 
     def _pass(self, request: AskRequest) -> None:
-        asked = self._asked(request)
         try:
+            message = self._encoded(self._asked(request))
             with self._sending:
-                self._client.post_raw(ASKED, msgspec.json.encode(asked), timeout=_TIMEOUT)
+                self._client.post_raw(ASKED, message, timeout=_TIMEOUT)
         except StokerError as error:  # who asked is told that no answer came, and asks again
             log.warning("an answer of %s was not sent: %s", request.name, error)
         except Exception:
             log.exception("an answer of %s was not sent", request.name)
+
+    def _encoded(self, asked: Asked) -> bytes:
+        """What is sent: of an answer that cannot be sent, why not."""
+        try:
+            message = msgspec.json.encode(asked)
+            msgspec.json.decode(message)
+            wrong = f"larger than {_LONGEST >> 20} MiB: ask less at once" if len(message) > _LONGEST else ""
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+            wrong = f"no JSON: {error}"
+        if wrong:
+            return msgspec.json.encode(msgspec.structs.replace(asked, answers=[], failed="refused", error=f"the answer is {wrong}"))
+        return message
 
     def _asked(self, request: AskRequest) -> Asked:
         found = Asked(node=self._node, session=self._session, number=request.number)

@@ -50,8 +50,7 @@ class ReplayedStep:
             return self._alone(batches, weight)
         begin = _Beginning(self.inner.model, batches, self.inner.ranks.device)
         try:
-            with sharing.step(dropped=True):
-                return self.inner.update(batches, weight).detach()
+            return self._computed(sharing, batches, weight, dropped=True)
         except Dropped:
             pass  # with it goes what the step had on its way
         # Autograd keeps what a backward pass that was cut short had still to do until its next one (PyTorch 2.13).
@@ -60,8 +59,7 @@ class ReplayedStep:
         begin.restore()
         sharing.pause()
         self.replayed += 1
-        with sharing.step(dropped=False):
-            return self.inner.update(begin.batches, weight).detach()
+        return self._computed(sharing, begin.batches, weight, dropped=False)
 
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
         self.inner.reduce(parameters)
@@ -70,6 +68,15 @@ class ReplayedStep:
         if self.replayed:
             log.info("gave up %d steps for others on its GPU, and did them again", self.replayed)
         self.inner.close()
+
+    def _computed(self, sharing: Yielding, batches: Sequence[Any], weight: float, *, dropped: bool) -> torch.Tensor:
+        with sharing.step(dropped=dropped):
+            self.inner.model.train()
+            self.optimizer.zero_grad(set_to_none=True)
+            loss = self.inner.gradients(batches, weight).detach()
+        with sharing.step(dropped=False):  # weights that have moved cannot be moved again, and an optimizer may look for others too
+            self.inner.move()
+        return loss
 
     def _alone(self, batches: Sequence[Any], weight: float) -> torch.Tensor:
         loss = self.inner.update(batches, weight)
@@ -104,14 +111,13 @@ class _Beginning:
         self.batches = copy.deepcopy(batches) if device.type == "cpu" else batches  # elsewhere a step computes on copies
         self._generators = rng.get_state()
         self._buffers = [
-            (module._buffers, name, buffer, buffer.detach().clone())
+            (module._buffers, name, buffer, None if buffer is None else buffer.detach().clone())
             for module in model.modules()
             for name, buffer in module._buffers.items()
-            if buffer is not None
         ]
 
     def restore(self) -> None:
         rng.set_state(self._generators)
         with torch.no_grad():
             for owner, name, buffer, value in self._buffers:
-                owner[name] = buffer.copy_(value)
+                owner[name] = None if buffer is None or value is None else buffer.copy_(value)

@@ -22,8 +22,7 @@ class ToldTurns:
     def follow(self) -> None:
         """Do as the agent says now. A look costs a call of the system."""
         try:
-            found = os.stat(self._said)  # noqa: PTH116 - asked before each step; a Path takes three times as long
-            seen = (found.st_ino, found.st_mtime_ns)
+            seen = self._there()
             if seen == self._seen:
                 return
             said = json.loads(self._said.read_bytes())
@@ -37,6 +36,17 @@ class ToldTurns:
             self.turn = Turn(path, self._lease, leaving=self._leaving)
         if self.turn is not None:
             self.turn.priority = priority
+
+    def has_news(self) -> bool:
+        """Whether it says something else since."""
+        try:
+            return self._there() != self._seen
+        except OSError:
+            return False
+
+    def _there(self) -> tuple[int, int]:
+        found = os.stat(self._said)  # noqa: PTH116 - asked before each step; a Path takes three times as long
+        return found.st_ino, found.st_mtime_ns
 
     def close(self) -> None:
         if self.turn is not None:

@@ -76,7 +76,9 @@ class Yielding:
 
     @property
     def may_go_on(self) -> bool:
-        """Between two pieces of work: whether nobody waits who is before us, or as urgent."""
+        """Between two pieces of work: whether nobody waits who is before us, or as urgent, and the agent says what it said before."""
+        if self._told is not None and self._told.has_news():
+            return False
         return self._turn is None or not self._turn.wanted(by_equals=True)
 
     @contextmanager

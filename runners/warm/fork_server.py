@@ -115,7 +115,10 @@ def load(what: Sequence[str]) -> None:
 
     from ..worker import late_dynamo, ranks, worker  # noqa: F401
 
-    late_dynamo.put_off()
+    if what:
+        late_dynamo.put_off()
+    else:
+        import torch._dynamo
     from ..train import profiling_run, rng, trainer  # noqa: F401
 
     with torch.autograd.profiler.record_function(""):

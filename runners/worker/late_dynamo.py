@@ -1,6 +1,7 @@
 """Without `torch._dynamo` until somebody compiles: each optimizer imports it in its first step, 1.1 s of a core, to tell it to keep off.
 
 In its place stands a module that keeps off by itself. Whatever else is asked of it, such as torch.compile, loads the real one first.
+Only for recipes: a user's code may use what comes with the real one (torch.distributed.fsdp), without an import of its own.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
@@ -20,6 +22,8 @@ PARTS: Mapping[str, Mapping[str, Callable[[], Any]]] = {
     "trace_rules": {"clear_lru_cache": lambda: None},
     "utils": {"get_optimize_ddp_mode": lambda: "ddp_optimizer"},
 }
+
+_once = threading.Lock()
 
 
 def put_off() -> None:
@@ -33,9 +37,10 @@ def put_off() -> None:
 
 def load() -> ModuleType:
     """The real one, from here on also for whoever imports it."""
-    if isinstance(sys.modules.get(NAME), _Later):
-        del sys.modules[NAME]
-        sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Parts)]
+    with _once:  # a second thread would remove the real one, half imported
+        if isinstance(sys.modules.get(NAME), _Later):
+            del sys.modules[NAME]
+            sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Parts)]
     return importlib.import_module(NAME)
 
 
@@ -53,9 +58,12 @@ class _Later(ModuleType):
             load().graph_break(*given, **named)
 
     def disable(self, *given: Any, **named: Any) -> Callable[..., Any]:
-        """``fn``, which the real one is told of as soon as it is there."""
+        """``fn``, which the real one is told of as soon as it is there.
+
+        Only for torch's own decorator, which hides what it gets: a module or a class stays one, and a function keeps its signature.
+        """
         fn = given[0] if given else None
-        if fn is None or sys.modules.get(NAME) is not self:
+        if fn is None or named.get("wrapping", True) or sys.modules.get(NAME) is not self:
             disabled: Callable[..., Any] = load().disable(*given, **named)
             return disabled
         told: list[Callable[..., Any]] = []

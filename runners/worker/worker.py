@@ -87,7 +87,8 @@ def _train(spec: JobSpec, assignment: Assignment) -> int:
     import torch
 
     torch.set_num_threads(_threads())
-    late_dynamo.put_off()
+    if spec.recipe not in {None, SWAP_PLAN}:  # the model of a plan is a user's
+        late_dynamo.put_off()
     from ..train.batches import Interrupted
 
     if spec.recipe == SWAP_PLAN:

@@ -21,6 +21,7 @@ from stoker.runners.lease.rundir import ENV_LEASE, ENV_RUN_DIR
 from stoker.runners.share.inference import Server, _Minute
 from stoker.runners.share.inference_client import InferenceClient
 from stoker.runners.share.turn import Turn
+from stoker.runners.share.yielding import Yielding
 from stoker.runners.train.task import Task
 from stoker.runners.worker import script
 from stoker.runners.worker.ranks import Ranks
@@ -34,6 +35,7 @@ HOLDS = """
 import sys
 from pathlib import Path
 from stoker.runners.share.turn import Turn
+from stoker.runners.share.yielding import Yielding
 turn = Turn(Path(sys.argv[1]), 99, 10)
 turn.take()
 print("has it", flush=True)
@@ -203,6 +205,26 @@ def test_requests_are_prepared_while_the_turn_is_anothers_and_survive_the_pause(
             assert len(doubles.batches) == 1 and not answers.done()
             holder.stdin.close()
             assert answers.result() == [{"answer": 6}, {"error": "SystemExit: 3"}, {"answer": 8}]
+
+
+def test_it_keeps_no_turn_beyond_what_its_agent_says(tmp_path, monkeypatch):
+    """However many requests wait: a training may have come to its GPU."""
+    monkeypatch.setenv("STOKER_RUN_DIR", str(tmp_path))
+    sharing = Yielding((), torch.device("cpu"))
+
+    def says(path, priority):
+        (tmp_path / "new").write_text(json.dumps({"path": path and str(path), "priority": priority}))
+        (tmp_path / "new").replace(tmp_path / "turn.json")
+
+    says(None, 0)
+    for path, priority in ((tmp_path / "turn", 0), (tmp_path / "turn", 5), (tmp_path / "other", 5), (None, 0)):
+        with sharing:
+            assert sharing.may_go_on
+            says(path, priority)
+            assert not sharing.may_go_on
+    with sharing:
+        assert sharing.may_go_on
+    sharing.close()
 
 
 @pytest.mark.parametrize(("waits", "turns"), [("nobody as urgent", 1), ("an equal", 4)])

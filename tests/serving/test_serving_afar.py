@@ -12,13 +12,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from e2e import DaemonProcess, Jobs, RunnerProcess, command, end_workers, free_port, until
 from stoker.engine.errors import LimitExceeded, StokerError, Unreachable, UsageError
 from stoker.engine.fleet import remote_requests
 from stoker.engine.fleet.remote_requests import RemoteRequests
 from stoker.engine.home import Home
-from stoker.engine.protocol import Asked, Assignments, Poll
+from stoker.engine.protocol import Asked, AskRequest, Assignments, Poll
+from stoker.runners.handover import passed_requests
+from stoker.runners.handover.passed_requests import RequestPasser
 from stoker.runners.lease import processes
 
 ECHO = """
@@ -48,8 +51,8 @@ class Board:
         self.woken.append(node)
 
 
-def poll(node: str = "n1", *, hands_on: bool = True) -> Poll:
-    return Poll(node=node, session=1, version=0, wait=0.0, hands_on=hands_on)
+def poll(node: str = "n1", *, hands_on: bool = True, session: int = 1) -> Poll:
+    return Poll(node=node, session=session, version=0, wait=0.0, hands_on=hands_on)
 
 
 def said(number: int, **more: Any) -> Asked:
@@ -88,6 +91,18 @@ def test_what_is_asked_is_told_once_and_answered_whoever_is_still_there(monkeypa
         assert remote.hand_out(poll(hands_on=False), ANSWER) is ANSWER
         with pytest.raises(Unreachable, match="tagger runs on another host, and its runner n1 is of a version that hands on no requests"):
             await asked
+        told, fresh = ask("x"), ask("y")
+        await asyncio.sleep(0)
+        assert len(remote.hand_out(poll(), ANSWER).asks) == 2
+        fresh.cancel()
+        fresh = ask("z")
+        await asyncio.sleep(0)
+        assert [one.requests for one in remote.hand_out(poll(session=2), ANSWER).asks] == [["z"]]
+        with pytest.raises(Unreachable, match="runner n1 was started again before tagger answered: ask again"):
+            await asyncio.wait_for(told, 5)
+        assert not fresh.done()
+        fresh.cancel()
+        await asyncio.sleep(0)
         monkeypatch.setattr(remote_requests, "MOST", 1)
         asked = ask("x")
         await asyncio.sleep(0)
@@ -96,6 +111,31 @@ def test_what_is_asked_is_told_once_and_answered_whoever_is_still_there(monkeypa
         asked.cancel()
 
     asyncio.run(work())
+
+
+def test_an_answer_that_cannot_be_sent_is_told_to_be_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else whoever asked would wait for it until the time is up."""
+    sent: list[Asked] = []
+
+    class Daemon:
+        def post_raw(self, path: str, body: bytes, timeout: float) -> bytes:
+            sent.append(msgspec.json.decode(body, type=Asked))
+            return b"{}"
+
+    passer = RequestPasser(Daemon(), tmp_path, "n1", 1)  # type: ignore[arg-type]
+    request = AskRequest(number=3, job=1, name="tagger", lease=1, requests=["a"], timeout=1.0)
+    nested: Any = "a"
+    for _ in range(5000):
+        nested = [nested]
+    monkeypatch.setattr(passed_requests, "_LONGEST", 2000)
+    for answer, words in (("\ud800", "no JSON"), (nested, "no JSON"), ("a" * 2000, "larger than")):
+        monkeypatch.setattr(passer, "_asked", lambda request, found=answer: said(request.number, answers=[{"answer": found}]))
+        passer._pass(request)
+        told = sent.pop()
+        assert (told.number, told.failed, told.answers) == (3, "refused", []) and f"the answer is {words}" in told.error
+    monkeypatch.setattr(passer, "_asked", lambda request: said(request.number, answers=[{"answer": "ä"}]))
+    passer._pass(request)
+    assert sent == [said(3, answers=[{"answer": "ä"}])]
 
 
 @pytest.fixture

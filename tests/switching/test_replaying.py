@@ -7,6 +7,7 @@ import gc
 import json
 import time
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,56 @@ def test_while_others_have_the_turn_nothing_of_the_step_is_there(tmp_path: Path,
     assert [parameter.grad for parameter in model.parameters()] == [None] * 8, "nor is anything left at the end"
     sharing.close()
     step.close()
+
+
+class Counts(nn.Module):
+    """Its buffer is there once it has been called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", None)
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.calls = torch.ones(()) if self.calls is None else self.calls + 1
+        return self.layers(inputs) * self.calls
+
+
+class Calling(torch.optim.SGD):
+    """Its step calls a module, at which others are looked for, in the middle of moving."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.moves = getattr(self, "moves", 0) + 1
+        super().step()
+        nn.Identity()(torch.zeros(()))
+
+
+@pytest.mark.parametrize(("look", "given_up"), [(3, 1), (9, 0)], ids=["while it computes", "while its weights move"])
+def test_a_step_is_taken_once(tmp_path: Path, monkeypatch: Any, look: int, given_up: int) -> None:
+    def trained(where: Path, wants: bool) -> tuple[nn.Module, Any, ReplayedStep]:
+        torch.manual_seed(0)
+        looks = []
+        optimizer = partial(Calling, lr=0.1)
+        task = Task(model=Counts(), train=[0], loss=lambda net, batch: net(batch).square().mean(), batch_size=2, optimizer=optimizer)
+        step = ReplayedStep(PlainStep(task, Ranks(0, 1, torch.device("cpu"))))
+        step.place(task.model)
+        where.mkdir()
+        monkeypatch.setenv(ENV_RUN_DIR, str(where))
+        monkeypatch.setattr(Turn, "wanted", lambda turn: looks.append(0) or (wants and len(looks) >= look))
+        monkeypatch.setattr(Turn, "pause", lambda turn: None)
+        (where / TURN).write_text(json.dumps({"path": str(where / "turn"), "priority": 0}))
+        sharing = Yielding(task.model.parameters(), torch.device("cpu"))
+        step.share_by(sharing)
+        with sharing:
+            step.update([torch.ones(2, 4)], 1.0)
+        sharing.close()
+        assert wants is False or len(looks) >= look
+        return task.model, step.optimizer, step
+
+    alone, _, _ = trained(tmp_path / "alone", wants=False)
+    shared, optimizer, step = trained(tmp_path / "shared", wants=True)
+    assert (step.replayed, optimizer.moves) == (given_up, 1)
+    assert all(torch.equal(one, other) for one, other in zip(shared.state_dict().values(), alone.state_dict().values(), strict=True))
 
 
 # ---- memory ----

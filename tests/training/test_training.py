@@ -384,6 +384,8 @@ distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, wo
 step(torch.nn.parallel.DistributedDataParallel(model))
 distributed.destroy_process_group()
 assert parts() == []
+disabled = torch.compiler.disable(torch.nn.Linear(2, 2))
+assert isinstance(disabled, torch.nn.Module) and len(list(disabled.parameters())) == 2
 import torch._dynamo.config as config
 assert config is torch._dynamo.config is sys.modules["torch._dynamo.config"] and config.__spec__.origin.endswith("config.py")
 assert "optimize" in dir(importlib.import_module("torch._dynamo")) and torch._dynamo.utils.counters == {}
@@ -394,16 +396,26 @@ assert all(torch.isfinite(weight).all() for weight in model.parameters())
 """
 
 
+UNTOUCHED = """
+from stoker.runners.worker import worker
+assert worker.main() == 0
+import torch
+assert torch.distributed.fsdp and type(torch._dynamo) is type(torch)
+"""
+
+
 @pytest.mark.slow  # a process that imports torch, and what compiles
-def test_nothing_that_compiles_is_imported_before_somebody_compiles(tmp_path):
-    """An optimizer would import it in its first step, which takes a second."""
+@pytest.mark.parametrize(("spec", "code"), [({"recipe": "digits-cnn"}, COMPILES), ({"entrypoint": "user:task"}, UNTOUCHED)])
+def test_nothing_that_compiles_is_imported_before_somebody_compiles(tmp_path, spec, code):
+    """An optimizer would import it in its first step, which takes a second. In a user's own code it does."""
     one = Job(tmp_path / "job")
+    one.spec = {"name": "job", "stop": {"iterations": STEPS}, **spec}
     run_dir = one.path / "run-1"
     run_dir.mkdir()
     assignment = {"lease": 1, "job": 1, "attempt": 1, "spec": one.spec, "gpus": ["n/cpu0"], "world_size": 1}
     (run_dir / "assignment.json").write_text(json.dumps(assignment))
     env = {**os.environ, "STOKER_RUN_DIR": str(run_dir), "STOKER_CHECKPOINT_DIR": str(one.path / "checkpoints")}
-    done = subprocess.run([sys.executable, "-c", COMPILES], cwd=one.path, env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code], cwd=one.path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert one.state["step"] == STEPS
 
