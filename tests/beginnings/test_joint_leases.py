@@ -11,6 +11,7 @@ from stoker.engine.errors import UsageError
 from stoker.engine.jobs.begin_from import LEAST_JOINT_GAIN
 from stoker.engine.jobs.control import Control, control
 from stoker.engine.protocol import Begun
+from stoker.engine.scheduling import ticks
 from stoker.engine.spec.check import require
 from stoker.engine.spec.model import Reuse
 from stoker.policies.contract import Allocation
@@ -91,6 +92,15 @@ def test_nobody_says_of_another_job_that_it_trained_with_it(host):
     starts(host, 3)
     tells(host, 3, begun=trained(2))
     assert states(host)[2] == "submitted" and host.rows("SELECT count(*) FROM beginnings") == [(0,)]
+
+
+def test_of_a_job_that_was_started_meanwhile_nothing_is_said(host, monkeypatch):
+    monkeypatch.setattr(ticks, "not_together", lambda *_: {})
+    send(host, merged("amazon"), merged("movies"))
+    assert together(host, 1, 2)[0] == "applied" and host.tick({2: Allocation((1,))}) == "applied"
+    tells(host, 1, begun=trained(2))
+    assert host.rows("SELECT job_id FROM beginnings") == [(1,)]
+    assert host.rows("SELECT begins, begin_after FROM jobs WHERE id = 2") == [(None, None)]
 
 
 @pytest.mark.parametrize(
