@@ -8,23 +8,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...engine.errors import StokerError
-from ..packages import ENV_CACHE, cache_dir, given_out
+from ..packages import ENV_CACHE, cache_dir, given_out, locked
 
 
 def made_once(name: str, make: Callable[[Path], None]) -> Path:
-    """Directory of the data set, filled by ``make`` if it is not there. What others make at the same time is the same: the first stays."""
+    """Directory of the data set, filled by ``make`` if it is not there. Who comes meanwhile waits for that."""
     folder = cache_dir() / "datasets" / name
     given_out.add(folder)
     if folder.exists():
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{name}."))
-        try:
-            make(made)
-            _publish(made, folder)
-        finally:
-            shutil.rmtree(made, ignore_errors=True)
+        with locked(folder.with_name(f"{name}.lock")):
+            if not folder.exists():
+                _make(folder, make)
     except OSError as error:
         raise StokerError(
             f"cannot keep the data set {name} in {folder.parent}: {error.strerror or error}; set {ENV_CACHE} to another directory"
@@ -32,10 +29,14 @@ def made_once(name: str, make: Callable[[Path], None]) -> Path:
     return folder
 
 
-def _publish(made: Path, folder: Path) -> None:
+def _make(folder: Path, make: Callable[[Path], None]) -> None:
     """In one step, so that a directory that is there is whole."""
+    prefix = f".{folder.name}."
+    for left in folder.parent.glob(f"{prefix}*"):  # by one that was killed: nobody else makes it now
+        shutil.rmtree(left, ignore_errors=True)
+    made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=prefix))
     try:
+        make(made)
         made.rename(folder)
-    except OSError:
-        if not folder.exists():
-            raise
+    finally:
+        shutil.rmtree(made, ignore_errors=True)

@@ -3,6 +3,8 @@
 import inspect
 import subprocess
 import sys
+import threading
+import time
 from collections import Counter
 
 import pytest
@@ -193,9 +195,27 @@ def test_a_data_set_is_made_whole_or_not_at_all(cache):
 
     with pytest.raises(StokerError, match=r"cannot keep the data set numbers in .*: No space left on device; set STOKER_CACHE"):
         made_once("numbers", half)
-    assert list(cache.iterdir()) == []
+    assert [path.name for path in cache.iterdir()] == ["numbers.lock"]
+    (cache / ".numbers.killed").mkdir()
     folder = made_once("numbers", lambda folder: (folder / "one").touch())
-    assert made_once("numbers", half) == folder and (folder / "one").exists()
+    assert made_once("numbers", half) == folder and (folder / "one").exists() and not (cache / ".numbers.killed").exists()
+
+
+def test_who_needs_a_data_set_that_is_being_made_waits_for_it(cache):
+    from stoker.runners.recipes.made import made_once
+
+    makers = []
+
+    def make(folder):
+        makers.append(threading.get_ident())
+        time.sleep(0.2)
+
+    threads = [threading.Thread(target=made_once, args=("numbers", make)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(makers) == 1 and (cache / "numbers").is_dir()
 
 
 # ---- text ----
