@@ -61,6 +61,14 @@ def test_one_waits_for_the_others_lease_and_begins_with_its_half_while_that_goes
     assert host.rows("SELECT cost_steps FROM transfers ORDER BY job_id") == [(0,), (25,)]
 
 
+def test_whose_runner_has_forgotten_it_is_still_no_training_from_the_backbone(host):
+    pair(host)
+    starts(host, 1)
+    tells(host, 1, begun=trained(2))
+    tells(host, 1, adapter=left(begun=False))
+    assert host.rows("SELECT begun FROM adapters WHERE job_id = 1") == [(True,)]
+
+
 def test_while_it_has_not_told_of_it_its_next_attempt_trains_together_too(host):
     pair(host)
     starts(host, 1)
