@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,11 +29,10 @@ def made_once(name: str, make: Callable[[Path], None]) -> Path:
 
 
 def _make(folder: Path, make: Callable[[Path], None]) -> None:
-    """In one step, so that a directory that is there is whole."""
-    prefix = f".{folder.name}."
-    for left in folder.parent.glob(f"{prefix}*"):  # by one that was killed: nobody else makes it now
-        shutil.rmtree(left, ignore_errors=True)
-    made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=prefix))
+    """In one step, so that a directory that is there is whole. Nobody else makes it now: what is unfinished is of one that was killed."""
+    made = folder.with_name(f".{folder.name}.unfinished")
+    shutil.rmtree(made, ignore_errors=True)
+    made.mkdir()
     try:
         make(made)
         made.rename(folder)
