@@ -13,7 +13,7 @@ from stoker.engine.jobs.control import Control, control
 from stoker.engine.protocol import Begun
 from stoker.engine.scheduling import ticks
 from stoker.engine.spec.check import require
-from stoker.engine.spec.model import Reuse
+from stoker.engine.spec.model import Dependency, Reuse
 from stoker.policies.contract import Allocation
 from test_adapter_bank import job, left, offered, ran, send, starts, tells
 
@@ -152,6 +152,14 @@ def test_a_spec_that_cannot_be_is_told_in_one_line(fields, problem):
 def test_jobs_that_wait_for_each_other_are_refused(host):
     with pytest.raises(UsageError, match="merge: a: job b does not say merge: transfer"):
         send(host, merged("a", "job:b"), merged("b", "job:a"))
+
+
+def test_who_waits_for_the_end_of_the_other_cannot_train_together_with_it(host):
+    send(host, merged("amazon"))
+    for source, first in (("job:1", ()), ("job:other", (merged("other"),))):
+        after = (Dependency(job=source.removeprefix("job:")),)
+        with pytest.raises(UsageError, match="merge: movies: 'after' names job .* too"):
+            send(host, *first, merged("movies", source, after=after))
 
 
 def test_who_has_begun_and_whoever_is_anothers_are_refused(host):
