@@ -100,6 +100,7 @@ def _write(to: Path, config: Mapping[str, Any], named: Mapping[str, Any], tokeni
         safetensors.save_file(dict(named), to / "model.safetensors", metadata={"format": "pt"})
     except Exception as error:  # a full disk: these libraries have no OSError for it
         raise OSError(str(error)) from None
+    (to / "model.safetensors").chmod((to / "config.json").stat().st_mode)  # that library keeps it to its owner; the cache may be shared
 
 
 def _name(name: str) -> str:
