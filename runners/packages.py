@@ -113,7 +113,7 @@ def fetch(package: Package) -> Path:
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(folder.with_name(folder.name + ".lock")):
+        with locked(folder.with_name(folder.name + ".lock")):
             if not _whole(folder):
                 _fetch(package, folder)
     except OSError as error:
@@ -133,7 +133,7 @@ def _whole(folder: Path) -> bool:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

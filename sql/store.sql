@@ -231,8 +231,9 @@ FROM workers w JOIN leases l ON l.id = w.lease_id JOIN jobs j ON j.id = l.job_id
 WHERE w.lease_id IN (SELECT unnest($1::BIGINT[])) AND l.state <> 'ended' AND w.state <> 'exited'
 
 -- name: joint_leases
--- Jobs, the jobs with which their leases train first, and whose these are; the specs of both.
-SELECT j.id, p.id, j.spec, p.spec, p.finished_at IS NULL AS open
+-- Jobs, the jobs with which their leases train first, the specs of both, and whether the other one still waits: it may have been started
+-- meanwhile, and then it has trained by itself.
+SELECT j.id, p.id, j.spec, p.spec, p.finished_at IS NULL AND p.lease_id IS NULL AND p.attempts = 0 AS waits
 FROM jobs j JOIN leases l ON l.id = j.lease_id JOIN jobs p ON p.id = CAST(l.options ->> 'joint' AS BIGINT)
 WHERE j.id IN (SELECT unnest($1::BIGINT[])) AND p.owner = j.owner
 

@@ -177,7 +177,7 @@ def keep(tx: Transaction, begun: Sequence[tuple[int, Begun]], left: Sequence[tup
         spec, made = msgspec.json.decode(text, type=JobSpec), newest[job]
         if spec.recipe is None:
             continue  # whatever it says: nobody can begin with what is of no recipe
-        begun_with = made.begun or state in ("begun", "kept")  # which its runner may have forgotten, on another host
+        begun_with = made.begun or state in ("begun", "kept", JOINT)  # which its runner may have forgotten, on another host
         rows.append({
             "job_id": job, "owner": owner, "recipe": spec.recipe, "backbone": made.backbone, "revision": made.revision, "petl": made.petl,
             "data": data_of(spec), "digest": made.digest, "labels": made.labels, "lesson": lesson_of(spec), "steps": made.steps,

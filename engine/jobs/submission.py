@@ -93,7 +93,7 @@ def submit(tx: Transaction, batch: Sequence[SubmitRequest]) -> Sequence[list[dic
             check(fresh, context.pools, tx.now if request.schedule is None else 0.0)
             edges = _resolve(fresh, known, request.user, context)
             sources = _weights(tx, fresh, known, request.user, context)
-            begins = _begins(tx, fresh, known, request.user, context)
+            begins = _begins(tx, fresh, known, edges, request.user, context)
         except StokerError as error:
             answers.append(error)
             continue
@@ -256,7 +256,14 @@ def _weights(tx: Transaction, fresh: Sequence[JobSpec], known: Mapping[str, int]
     return found
 
 
-def _begins(tx: Transaction, fresh: Sequence[JobSpec], known: Mapping[str, int], user: str, context: _Context) -> dict[str, int | str]:
+def _begins(
+    tx: Transaction,
+    fresh: Sequence[JobSpec],
+    known: Mapping[str, int],
+    edges: Mapping[str, list[tuple[int | str, str]]],
+    user: str,
+    context: _Context,
+) -> dict[str, int | str]:
     """The same of jobs that begin with the adapter of another one, after its end, or train their first steps together with it."""
     own = {spec.name: spec for spec in fresh}
     found: dict[str, int | str] = {}
@@ -266,6 +273,8 @@ def _begins(tx: Transaction, fresh: Sequence[JobSpec], known: Mapping[str, int],
             continue
         what = (field, "the adapter" if field == "begin" else "steps")
         found[spec.name], source = _source(tx, what, spec, word, own, known, user, context)
+        if field == "merge" and found[spec.name] in [target for target, _ in edges[spec.name]]:
+            raise UsageError(f"merge: {spec.name}: 'after' names job {word} too, for whose end it would wait; remove one of them")
         objects = adapter_objection if field == "begin" else partner_objection
         if (words := objects(spec, source, spec.user or user)) is not None:
             raise UsageError(f"{field}: {spec.name}: {words}")

@@ -6,12 +6,16 @@ transformers is imported here, and no torch.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import importlib.util
 import json
 import os
 import re
+import signal
 import struct
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +32,7 @@ _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _FILES = ("*.json", "*.safetensors", "tokenizer.model")  #: what is fetched of a model
 TIMM = "timm_wrapper"  #: what transformers calls a model of timm
 _UNFINISHED = ".stoker-unfinished"  #: in a model's folder of the cache while it is fetched
+_PR_SET_PDEATHSIG = 1
 _LONGEST_HEADER = 100 << 20  #: bytes; safetensors allows no more
 _SAMPLES, _SAMPLE = 64, 1 << 12  #: of a file's weights: how many, and bytes of each
 _TABLES = ("auto_mappings.py", "configuration_auto.py")  #: of transformers: types of models
@@ -94,29 +99,30 @@ def _cached(name: str) -> Path | None:
 
 
 def _fetched(name: str) -> Path | None:
-    """Fetch it, where that is allowed."""
+    """Fetch it, where that is allowed. In a process of its own: the library leaves threads, which a fork server must not have, and fetches
+    nothing where it was told so when it was imported, as `hub_model` does."""
     if os.environ.get(ENV_DOWNLOAD) != "1" or name.count("/") != 1:
         return None
     if importlib.util.find_spec("huggingface_hub") is None:
         raise UsageError(f"backbone: {name} is to be fetched, which needs the package huggingface_hub; {INSTALL}")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    env = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"} | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    done = subprocess.run([sys.executable, "-m", __name__, name], env=env, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        raise UsageError(f"backbone: {name} cannot be fetched: {done.stdout.strip() or f'its process ended with {done.returncode}'}")
+    return _cached(name)
+
+
+def _fetch(name: str) -> None:
     from huggingface_hub import snapshot_download
 
     folder = _folder(name)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / _UNFINISHED).touch()  # whoever is killed meanwhile leaves a part of the model, which must not be taken for the whole
-        found = Path(snapshot_download(name, allow_patterns=list(_FILES), cache_dir=_cache()))
-        _require_sums(name, found)
-        (folder / _UNFINISHED).unlink(missing_ok=True)
-    except UsageError:
-        raise
-    except Exception as error:  # of any of the libraries below it
-        raise UsageError(f"backbone: {name} cannot be fetched: {' '.join(str(error).split())[:300]}") from None
-    return found
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _UNFINISHED).touch()  # whoever is killed meanwhile leaves a part of the model, which must not be taken for the whole
+    _require_sums(Path(snapshot_download(name, allow_patterns=list(_FILES), cache_dir=_cache())))
+    (folder / _UNFINISHED).unlink(missing_ok=True)
 
 
-def _require_sums(name: str, found: Path) -> None:
+def _require_sums(found: Path) -> None:
     """That files are what their names in the cache say, digests as Git and its large files have them: the library compares sizes alone."""
     for path in sorted(found.rglob("*")):
         blob = path.resolve()
@@ -131,7 +137,7 @@ def _require_sums(name: str, found: Path) -> None:
         if digest.hexdigest() != said:
             path.unlink()
             blob.unlink(missing_ok=True)
-            raise UsageError(f"backbone: {name} cannot be fetched: {path.name} came with another checksum than {said}; it was removed")
+            raise UsageError(f"{path.name} came with another checksum than {said}; it was removed")
 
 
 @dataclass(frozen=True)
@@ -322,3 +328,12 @@ def _known_types() -> frozenset[str]:
         return frozenset()
     quoted = tables.split('"')[1::2]
     return frozenset(word for word in quoted if word.replace("-", "").replace("_", "").isalnum() and word.islower()) | frozenset(folders)
+
+
+if __name__ == "__main__":
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody waits for it then
+    try:
+        _fetch(sys.argv[1])
+    except Exception as error:  # of any of the libraries below it
+        sys.stdout.write(" ".join(str(error).split())[:300])
+        sys.exit(1)

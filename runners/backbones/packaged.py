@@ -94,8 +94,13 @@ def _draw(to: Path) -> None:
 
 def _write(to: Path, config: Mapping[str, Any], named: Mapping[str, Any], tokenizer: Any) -> None:
     (to / "config.json").write_text(json.dumps({**_LLAMA, **config}, indent=2))
-    tokenizer.save(str(to / "tokenizer.json"), pretty=False)
-    imported("safetensors.torch", "llm").save_file(dict(named), to / "model.safetensors", metadata={"format": "pt"})
+    safetensors = imported("safetensors.torch", "llm")
+    try:
+        tokenizer.save(str(to / "tokenizer.json"), pretty=False)
+        safetensors.save_file(dict(named), to / "model.safetensors", metadata={"format": "pt"})
+    except Exception as error:  # a full disk: these libraries have no OSError for it
+        raise OSError(str(error)) from None
+    (to / "model.safetensors").chmod((to / "config.json").stat().st_mode)  # that library keeps it to its owner; the cache may be shared
 
 
 def _name(name: str) -> str:

@@ -15,10 +15,12 @@ from typing import Any
 
 import msgspec
 
-from ...engine.errors import StokerError, UsageError
+from ...engine.errors import UsageError
 from ...engine.protocol import MOST_WORDS
 from ...engine.spec.model import Stop
+from ..train.batches import Interrupted
 from ..train.checkpoint import Checkpoints
+from ..train.step import Step
 from ..train.task import Task
 from ..train.trainer import Trainer
 from ..worker import script
@@ -37,10 +39,19 @@ def part_of(partner: int) -> str:
     return f"joint-{partner}"
 
 
-def train_together(task: Task, partner: int, build: Callable[[], Task], stop: Stop, checkpoints: Path, ranks: Ranks) -> bool:
+def train_together(
+    task: Task,
+    partner: int,
+    build: Callable[[], Task],
+    work: Callable[[Task], Step | None],
+    stop: Stop,
+    checkpoints: Path,
+    ranks: Ranks,
+) -> bool:
     """The phase, unless it is over, or cannot be. False: asked to stop, and everything is in a checkpoint.
 
-    ``build``: the partner's task. What came of it is told to the daemon, also where that was told before.
+    ``build``: the partner's task; ``work``: what a batch does to the weights, see `Trainer`. What came of it is told to the daemon, also
+    where that was told before.
     """
     folder = checkpoints / part_of(partner)
     found, state, own = Checkpoints(folder), known(checkpoints), Checkpoints(checkpoints).steps()
@@ -60,12 +71,14 @@ def train_together(task: Task, partner: int, build: Callable[[], Task], stop: St
         if other.leaves is None or task.leaves is None or not steps:
             raise UsageError("one of them leaves nothing" if steps else f"it has {total} steps in all")
         phase = joint(task, other, steps, total)
-    except StokerError as error:
-        return _apart(task, partner, str(error))
+    except Interrupted:
+        raise
+    except Exception as error:  # of the other one's data, directory or memory: the first one does not fail by it
+        return _apart(task, partner, " ".join(str(error).split()) or type(error).__name__)
     log.info("trains %d steps together with job %d", steps, partner)
     if stop.metric == "loss":  # that of both is not the first one's
         stop = msgspec.structs.replace(stop, metric=None, target=None)
-    trainer = Trainer(phase, stop, folder / PHASE, ranks, until=steps)
+    trainer = Trainer(phase, stop, folder / PHASE, ranks, work=work(phase), until=steps)
     if not trainer.run():
         return False
     assert isinstance(trainer.model, Together)

@@ -22,6 +22,7 @@ from ...engine.errors import Conflict, NotFound, UsageError
 from ..backbones.hub_directory import HubDirectory
 from ..backbones.hub_model import library
 from ..packages import imported
+from ..train.checkpoint import CheckpointError
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +152,13 @@ def take_head(head: nn.Module, classes: Sequence[str], adapter: str) -> None:
 
 def write_adapter(adapted: Adapted, checkpoints: Path, about: Mapping[str, Any], head: nn.Module | None) -> None:
     """The adapter beside the checkpoints, and the head of a classifier."""
-    adapted.write(checkpoints / ADAPTER, about, head)
+    try:
+        adapted.write(checkpoints / ADAPTER, about, head)
+    except (OSError, imported("safetensors", "llm").SafetensorError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or error
+        raise CheckpointError(
+            f"cannot write the adapter to {checkpoints / ADAPTER}: {why}; free some space there; all steps are in a checkpoint"
+        ) from None
     log.info("the adapter is in %s, for peft", checkpoints / ADAPTER)
 
 

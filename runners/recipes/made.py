@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from ...engine.errors import StokerError
-from ..packages import ENV_CACHE, cache_dir, given_out
+from ..packages import ENV_CACHE, cache_dir, given_out, locked
 
 
 def made_once(name: str, make: Callable[[Path], None]) -> Path:
-    """Directory of the data set, filled by ``make`` if it is not there. What others make at the same time is the same: the first stays."""
+    """Directory of the data set, filled by ``make`` if it is not there. Who comes meanwhile waits for that."""
     folder = cache_dir() / "datasets" / name
     given_out.add(folder)
     if folder.exists():
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{name}."))
-        try:
-            make(made)
-            _publish(made, folder)
-        finally:
-            shutil.rmtree(made, ignore_errors=True)
+        with locked(folder.with_name(f"{name}.lock")):
+            if not folder.exists():
+                _make(folder, make)
     except OSError as error:
         raise StokerError(
             f"cannot keep the data set {name} in {folder.parent}: {error.strerror or error}; set {ENV_CACHE} to another directory"
@@ -32,10 +28,13 @@ def made_once(name: str, make: Callable[[Path], None]) -> Path:
     return folder
 
 
-def _publish(made: Path, folder: Path) -> None:
-    """In one step, so that a directory that is there is whole."""
+def _make(folder: Path, make: Callable[[Path], None]) -> None:
+    """In one step, so that a directory that is there is whole. Nobody else makes it now: what is unfinished is of one that was killed."""
+    made = folder.with_name(f".{folder.name}.unfinished")
+    shutil.rmtree(made, ignore_errors=True)
+    made.mkdir()
     try:
+        make(made)
         made.rename(folder)
-    except OSError:
-        if not folder.exists():
-            raise
+    finally:
+        shutil.rmtree(made, ignore_errors=True)

@@ -195,7 +195,7 @@ def _first_steps_together(partner: Partner, task: Task, spec: JobSpec, ranks: Ra
             raise UsageError(f"workdir: {about.workdir} cannot be entered ({error.strerror})") from None
 
     try:
-        return train_together(task, partner.job, other, spec.stop, script.checkpoint_dir(), ranks)
+        return train_together(task, partner.job, other, lambda phase: _work(spec, phase, ranks), spec.stop, script.checkpoint_dir(), ranks)
     except Interrupted:
         return False
 

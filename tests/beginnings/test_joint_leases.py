@@ -11,8 +11,9 @@ from stoker.engine.errors import UsageError
 from stoker.engine.jobs.begin_from import LEAST_JOINT_GAIN
 from stoker.engine.jobs.control import Control, control
 from stoker.engine.protocol import Begun
+from stoker.engine.scheduling import ticks
 from stoker.engine.spec.check import require
-from stoker.engine.spec.model import Reuse
+from stoker.engine.spec.model import Dependency, Reuse
 from stoker.policies.contract import Allocation
 from test_adapter_bank import job, left, offered, ran, send, starts, tells
 
@@ -60,6 +61,14 @@ def test_one_waits_for_the_others_lease_and_begins_with_its_half_while_that_goes
     assert host.rows("SELECT cost_steps FROM transfers ORDER BY job_id") == [(0,), (25,)]
 
 
+def test_whose_runner_has_forgotten_it_is_still_no_training_from_the_backbone(host):
+    pair(host)
+    starts(host, 1)
+    tells(host, 1, begun=trained(2))
+    tells(host, 1, adapter=left(begun=False))
+    assert host.rows("SELECT begun FROM adapters WHERE job_id = 1") == [(True,)]
+
+
 def test_while_it_has_not_told_of_it_its_next_attempt_trains_together_too(host):
     pair(host)
     starts(host, 1)
@@ -91,6 +100,15 @@ def test_nobody_says_of_another_job_that_it_trained_with_it(host):
     starts(host, 3)
     tells(host, 3, begun=trained(2))
     assert states(host)[2] == "submitted" and host.rows("SELECT count(*) FROM beginnings") == [(0,)]
+
+
+def test_of_a_job_that_was_started_meanwhile_nothing_is_said(host, monkeypatch):
+    monkeypatch.setattr(ticks, "not_together", lambda *_: {})
+    send(host, merged("amazon"), merged("movies"))
+    assert together(host, 1, 2)[0] == "applied" and host.tick({2: Allocation((1,))}) == "applied"
+    tells(host, 1, begun=trained(2))
+    assert host.rows("SELECT job_id FROM beginnings") == [(1,)]
+    assert host.rows("SELECT begins, begin_after FROM jobs WHERE id = 2") == [(None, None)]
 
 
 @pytest.mark.parametrize(
@@ -134,6 +152,14 @@ def test_a_spec_that_cannot_be_is_told_in_one_line(fields, problem):
 def test_jobs_that_wait_for_each_other_are_refused(host):
     with pytest.raises(UsageError, match="merge: a: job b does not say merge: transfer"):
         send(host, merged("a", "job:b"), merged("b", "job:a"))
+
+
+def test_who_waits_for_the_end_of_the_other_cannot_train_together_with_it(host):
+    send(host, merged("amazon"))
+    for source, first in (("job:1", ()), ("job:other", (merged("other"),))):
+        after = (Dependency(job=source.removeprefix("job:")),)
+        with pytest.raises(UsageError, match="merge: movies: 'after' names job .* too"):
+            send(host, *first, merged("movies", source, after=after))
 
 
 def test_who_has_begun_and_whoever_is_anothers_are_refused(host):

@@ -36,6 +36,13 @@ for name in sys.argv[1:]:
         print(error, flush=True)
 """
 
+HOLD = """
+import os
+import sys
+from stoker.runners.backbones import hub_model
+print("held", hub_model.hold_for_forks(sys.argv[1]).directory.revision, "beside", len(os.listdir("/proc/self/task")) - 1, "threads")
+"""
+
 
 class Hub(ThreadingHTTPServer):
     """The part of the hub that a download asks for. Names of models say what goes wrong."""
@@ -112,14 +119,14 @@ def hub(model_of: Any) -> Iterator[Hub]:
     thread.join()
 
 
-def finding(cache: Path, url: str, *names: str, allowed: bool = True) -> subprocess.Popen[str]:
+def finding(cache: Path, url: str, *names: str, allowed: bool = True, code: str = FIND) -> subprocess.Popen[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     env = {**kept, "HF_HOME": str(cache), "HF_ENDPOINT": url, hub_directory.ENV_DOWNLOAD: str(int(allowed)), "NO_PROXY": "127.0.0.1"}
-    return subprocess.Popen([sys.executable, "-c", FIND, *names], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen([sys.executable, "-c", code, *names], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def said(cache: Path, url: str, *names: str, allowed: bool = True) -> list[str]:
-    child = finding(cache, url, *names, allowed=allowed)
+def said(cache: Path, url: str, *names: str, **how: Any) -> list[str]:
+    child = finding(cache, url, *names, **how)
     out, err = child.communicate(timeout=240)
     assert child.returncode == 0, err
     return out.splitlines()
@@ -140,6 +147,11 @@ def test_a_model_is_fetched_once_whole_or_refused_in_one_line(hub: Hub, model_of
     assert said(tmp_path, url, "a/cut") == [whole]
     hub.asked.clear()
     assert said(tmp_path, url, "a/tiny", allowed=False) == [whole] and hub.asked == []  # it is in the cache now
+
+
+def test_a_fork_server_fetches_too_and_has_no_thread_of_it(hub: Hub, model_of: Any, tmp_path: Path) -> None:
+    (line,) = said(tmp_path, f"http://127.0.0.1:{hub.server_address[1]}", "a/tiny", code=HOLD)
+    assert line == f"held {hub_directory.find(str(model_of('llama'))).revision} beside 0 threads"
 
 
 def test_a_download_that_is_killed_is_no_model_until_it_was_gone_on_with(hub: Hub, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from stoker.engine.spec.model import Stop
 from stoker.runners.finetune import beginning, joint_phase
 from stoker.runners.finetune.joint_task import AnnealedOrder, Together, joint, share_of_first
 from stoker.runners.train.checkpoint import Checkpoints
+from stoker.runners.train.step import PlainStep
 from stoker.runners.train.trainer import Trainer
 from stoker.runners.worker import script
 from tiny_models import ALONE, build, same
@@ -45,9 +46,9 @@ def told(monkeypatch):
     return said
 
 
-def trains(task, folder, other=None, offers=(), ranks=ALONE, stop=STOP):
+def trains(task, folder, other=None, offers=(), ranks=ALONE, stop=STOP, work=lambda _: None):
     """As a worker does: the phase with ``other``, if any, then the rest. Answers whether it is over."""
-    if other is not None and not joint_phase.train_together(task, 2, other, stop, folder, ranks):
+    if other is not None and not joint_phase.train_together(task, 2, other, work, stop, folder, ranks):
         return False
     make = partial(Trainer, task, stop, ranks=ALONE)
     return beginning.train(task, lambda checkpoints, **how: make(checkpoints=checkpoints, **how), offers, [], stop, folder, ALONE)
@@ -175,6 +176,25 @@ def test_who_can_not_trains_alone_and_says_why(fields, stop, why, task, told, tm
     assert trains(first, tmp_path / "a", lambda: task("news", **fields), stop=stop)
     assert begun(told) == [("cold", 2, 0)] and why in told[0]["begun"]["why"]
     assert same(first.model.state_dict(), alone.model.state_dict())
+
+
+def test_nothing_that_is_wrong_with_the_other_fails_the_first(task, told, tmp_path):
+    def gone():
+        raise FileNotFoundError(2, "No such file or directory", "/home/b/work")
+
+    assert trains(task("mails"), tmp_path / "a", gone)
+    assert begun(told) == [("cold", 2, 0)] and "No such file or directory: '/home/b/work'" in told[0]["begun"]["why"]
+
+
+def test_the_common_steps_are_made_as_those_of_the_first_are(task, told, tmp_path):
+    made = []
+
+    def fused(phase):
+        made.append(PlainStep(phase, ALONE, fused=True))
+        return made[-1]
+
+    assert trains(task("mails"), tmp_path / "a", lambda: task("news"), work=fused)
+    assert made[0].optimizer.state and begun(told) == [("joint", 2, 4)]
 
 
 def test_who_has_trained_already_goes_on_alone_and_what_was_told_is_told_again(task, told, tmp_path):

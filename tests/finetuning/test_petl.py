@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from stoker.engine.errors import StokerError, UsageError
 from stoker.engine.spec.model import Memory
 from stoker.runners.backbones.hub_model import library, load
+from stoker.runners.train.checkpoint import CheckpointError
 from stoker.runners.train.trainer import Trainer
 from stoker.runners.worker import script
 from tiny_models import ALONE, build, same, save, trainer, weights
@@ -222,3 +224,15 @@ def test_an_adapter_of_other_weights_of_the_same_shapes_is_never_taken(trained, 
         StokerError, match=r"params.adapter: .* is of .*bert \(\w+\), and the backbone here is .*bert \(\w+\); they are never"
     ):
         build("text-classifier", other, data=data["mails"], adapter=str(trained[0]))
+
+
+def test_a_full_disk_at_the_end_is_one_line(trained, tmp_path):
+    _, done = trained
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(CheckpointError, match=r"^cannot write the adapter to .*; free some space there") as error:
+            done.task.finish(done.model, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "\n" not in str(error.value)

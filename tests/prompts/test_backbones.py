@@ -82,6 +82,11 @@ def test_the_tiny_one_is_the_same_each_time_and_draws_from_no_generator_of_the_j
     assert not any(parameter.requires_grad for parameter in first.model.parameters())
 
 
+def test_what_is_converted_is_for_all_who_share_the_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("STOKER_CACHE", str(tmp_path))
+    assert len({path.stat().st_mode for path in packaged.directory("tiny").iterdir()}) == 1
+
+
 def test_weights_in_huge_pages_are_the_same_bits_at_the_same_places(monkeypatch):
     monkeypatch.setattr(huge_pages, "_HUGE", 1 << 12)  # those of this one are small
     before, moved = (load_llm.__wrapped__("tiny") for _ in range(2))

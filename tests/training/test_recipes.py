@@ -1,8 +1,11 @@
 """The recipes: what they are asked for is checked, they learn, and they resume to the last bit. Real data where it can be had."""
 
 import inspect
+import os
 import subprocess
 import sys
+import threading
+import time
 from collections import Counter
 
 import pytest
@@ -193,9 +196,30 @@ def test_a_data_set_is_made_whole_or_not_at_all(cache):
 
     with pytest.raises(StokerError, match=r"cannot keep the data set numbers in .*: No space left on device; set STOKER_CACHE"):
         made_once("numbers", half)
-    assert list(cache.iterdir()) == []
+    assert [path.name for path in cache.iterdir()] == ["numbers.lock"]
+    os.umask(umask := os.umask(0))
+    (cache / ".numbers.unfinished").mkdir()
+    (cache / ".numbers.unfinished" / "two").touch()
     folder = made_once("numbers", lambda folder: (folder / "one").touch())
-    assert made_once("numbers", half) == folder and (folder / "one").exists()
+    assert made_once("numbers", half) == folder and [path.name for path in folder.iterdir()] == ["one"]
+    assert folder.stat().st_mode & 0o777 == 0o777 & ~umask  # others may share the cache
+
+
+def test_who_needs_a_data_set_that_is_being_made_waits_for_it(cache):
+    from stoker.runners.recipes.made import made_once
+
+    makers = []
+
+    def make(folder):
+        makers.append(threading.get_ident())
+        time.sleep(0.2)
+
+    threads = [threading.Thread(target=made_once, args=("numbers", make)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(makers) == 1 and (cache / "numbers").is_dir()
 
 
 # ---- text ----
