@@ -158,7 +158,7 @@ def test_who_waits_for_the_end_of_the_other_cannot_train_together_with_it(host):
     send(host, merged("amazon"))
     for source, first in (("job:1", ()), ("job:other", (merged("other"),))):
         after = (Dependency(job=source.removeprefix("job:")),)
-        with pytest.raises(UsageError, match="merge: movies: 'after' names job .* too"):
+        with pytest.raises(UsageError, match=r"merge: movies: 'after' names job .* too"):
             send(host, *first, merged("movies", source, after=after))
 
 
