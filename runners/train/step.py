@@ -124,7 +124,7 @@ class PlainStep:
         with untied(self.model):
             for batch, seed, scale in zip(batches, seeds, scales, strict=True):
                 rng.seed_all(seed)
-                losses.append(float(self._backward(batch, scale)))
+                losses.append(float(self._backward(batch, scale).detach()))
         return losses
 
     def _accumulated(self, batches: Sequence[Any], weight: float) -> torch.Tensor:
