@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 
@@ -47,3 +48,24 @@ def test_a_head_that_is_not_there_is_not_waited_for(monkeypatch: pytest.MonkeyPa
 def test_what_is_offered_is_what_ray_lends() -> None:
     assert ray_runners.Offer("http://x:1", "/h", gpus=8).bundle() == {"CPU": 0.01, "GPU": 8.0}
     assert ray_runners.Offer("http://x:1", "/h", slots=4).bundle() == {"CPU": 4.0}
+
+
+def test_an_actor_starts_its_runner_once_there_is_room_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    began, refused = threading.Event(), [Conflict("the file cannot be kept there (No space left on device)"), OSError(28, "No space left")]
+
+    def start(keeper: ray_runners.Keeper) -> bool:
+        keeper.starts += 1
+        if refused:
+            raise refused.pop()
+        began.set()
+        return True
+
+    monkeypatch.setattr(ray_runners, "node_name", lambda: "n1")
+    monkeypatch.setattr(ray_runners, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(ray_runners.Keeper, "_start", start)
+    (tmp_path / "token").touch()
+    keeper = ray_runners.Keeper(ray_runners.Offer("https://x:1", str(tmp_path), slots=1))
+    try:
+        assert began.wait(30) and keeper.said.startswith("Conflict: ")
+    finally:
+        keeper.leave(1.0)
