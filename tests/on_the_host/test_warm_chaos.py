@@ -178,8 +178,9 @@ def test_a_full_disk_costs_no_server(disk: SmallDisk | Quota, warm: Warm) -> Non
 )
 @pytest.mark.sampled(2)
 def test_what_no_fork_survives_starts_cold_with_its_reason(at_import: str, why: str, tmp_path: Path) -> None:
-    """In the place of a module that the recipe needs."""
-    (tmp_path / "tokenizers.py").write_text(at_import)
+    """Before a module that the backbone needs."""
+    itself = "import os, sys\nsys.path.remove(os.path.dirname(__file__))\ndel sys.modules[__name__]\nimport tokenizers"
+    (tmp_path / "tokenizers.py").write_text(f"{at_import}\n{itself}")
     given = job(1, recipe="text-classifier")
     starts = WarmStarts(True, {**os.environ, "PYTHONPATH": str(tmp_path)})
     launch: Any = {"env": {**os.environ, **warm_starts._THREADS, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(tmp_path), "STOKER_TAG": "x"}}

@@ -225,6 +225,7 @@ class Lease:
     gpus: list[str]
     nodes: list[str]  #: the first one has rank 0
     since: float  #: when it begins, or began, to train at its present pace
+    trains: float  #: when it begins to train
     before: float = 0.0  #: work that it has done by then
     pace: float = 1.0
     stop_at: float = math.inf
@@ -289,7 +290,10 @@ class Live:
         self.store.close()
 
     def _next(self, coming: Sequence[Job]) -> float:
-        return min(coming[0].at if coming else math.inf, self._next_end(), self.wakes.at - EPOCH, self.then[0])
+        turns = [lease.trains for lease in self.leases.values() if lease.work.job.share == "switched" and lease.trains > self.now]
+        return min(
+            coming[0].at if coming else math.inf, min(turns, default=math.inf), self._next_end(), self.wakes.at - EPOCH, self.then[0]
+        )
 
     def _reconfigure(self) -> None:
         """As a person does it, or AutoSched."""
@@ -348,7 +352,7 @@ class Live:
             if number not in self.leases:
                 work = self.works[job]
                 since = self.now + self._start_cost(work, len(gpus))
-                self.leases[number] = Lease(number, work, gpus, list(dict.fromkeys(nodes)), since)
+                self.leases[number] = Lease(number, work, gpus, list(dict.fromkeys(nodes)), since, since)
                 work.attempts += 1
             if stop and math.isinf(self.leases[number].stop_at):
                 self.leases[number].stop_at = self.now
@@ -356,7 +360,9 @@ class Live:
 
     def _slow_each_other(self) -> None:
         for lease in self.leases.values():
-            beside = [other.work.job for other in self.leases.values() if other is not lease and other.gpus[0] == lease.gpus[0]]
+            others = [other for other in self.leases.values() if other is not lease and other.gpus[0] == lease.gpus[0]]
+            # Who starts, or saves its work, takes no turns.
+            beside = [one.work.job for one in others if one.work.job.share != "switched" or one.trains <= self.now < one.stop_at]
             lease.go_on(self.now, min((_pace(lease.work.job, other) for other in beside), default=1.0))
 
     def _start_cost(self, work: Work, gpus: int) -> float:
