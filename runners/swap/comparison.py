@@ -244,16 +244,17 @@ def compared(model: nn.Module, finder: Finder, begin: Sequence[Begin]) -> Units:
                 units = Units(model, finder.units())
                 seen, plain = seen_plainly(units, begin)
             units = Units(model, list(units.modules), seen)
-            units.varied = seen.varied
+            units.varied, units.in_turn = seen.varied, len(begin) > 1 and units.remember()
             try:
                 _require_same(units, plain, begin)
             except NoUnit:
                 raise
             except UsageError:
-                if len(begin) == 1:
+                if len(begin) == 1 or units.in_turn:
                     raise
                 units.in_turn = True
                 _require_same(units, plain, begin)
+            if units.in_turn:
                 log.info("swapping: what one batch of a step leaves is seen by others, so they are computed one after the other")
         except NoUnit as error:
             if finder.open(error.unit):

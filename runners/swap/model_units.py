@@ -192,6 +192,12 @@ class Units:
     def trains(self, name: str) -> bool:
         return self.slots[name].trains and self.masters[name].requires_grad
 
+    def remember(self) -> bool:
+        """Whether a unit is called repeatedly and changes in each call: between parts another micro-batch's first call would come first."""
+        repeated = (set(self.modules[unit].modules()) for unit, places in self.places.items() if len(places) > 1)
+        changing = self.seen.changing | {self.slots[name].module for name in self.seen.moving}
+        return any(modules & changing for modules in repeated)
+
     def refresh(self) -> None:
         """The masters are what the model holds now."""
         for name, slot in self.slots.items():
