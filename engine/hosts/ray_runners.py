@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import Conflict, UsageError
+from ..errors import Conflict, StokerError, UsageError
 from ..home import Home
 from .lent_nodes import keep_secret, trust
 
@@ -98,7 +98,7 @@ class Keeper:
             elif self._token.exists():
                 try:
                     pause = FIRST_PAUSE if self._start() else min(2 * pause, LONGEST_PAUSE)
-                except (OSError, Conflict) as error:
+                except (OSError, StokerError) as error:  # no room on the disk, say: later there may be some
                     self.said, pause = f"{type(error).__name__}: {error}", min(2 * pause, LONGEST_PAUSE)
 
     def _start(self) -> bool:

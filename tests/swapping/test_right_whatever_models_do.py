@@ -52,6 +52,17 @@ def batch_norm_between_blocks():
 
 
 @form
+def batch_norm_that_several_parts_call():
+    def what(it, x):
+        x = it.first(x)
+        for block in it.blocks:
+            x = it.norm(block(x).transpose(1, 2)).transpose(1, 2).relu()
+        return it.last(x)
+
+    return Net(what, norm=nn.BatchNorm1d(WIDTH))
+
+
+@form
 def residual_net_of_images():
     class Residual(nn.Module):
         def __init__(self):
