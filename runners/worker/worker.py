@@ -187,7 +187,7 @@ def _first_steps_together(partner: Partner, task: Task, spec: JobSpec, ranks: Ra
 
     def other() -> Task:
         about = msgspec.convert(partner.spec, JobSpec)
-        with chdir(about.workdir):  # from which its files count
+        with chdir(about.workdir or "."):  # from which its files count
             return build(about)
 
     try:
