@@ -188,11 +188,8 @@ def _first_steps_together(partner: Partner, task: Task, spec: JobSpec, ranks: Ra
 
     def other() -> Task:
         about = msgspec.convert(partner.spec, JobSpec)
-        try:
-            with chdir(about.workdir or "."):  # from which its files count
-                return build(about)
-        except OSError as error:
-            raise UsageError(f"workdir: {about.workdir} cannot be entered ({error.strerror})") from None
+        with chdir(about.workdir or "."):  # from which its files count
+            return build(about)
 
     try:
         return train_together(task, partner.job, other, lambda phase: _work(spec, phase, ranks), spec.stop, script.checkpoint_dir(), ranks)
