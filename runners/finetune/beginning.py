@@ -144,7 +144,10 @@ class _Beginning:
             if problem is None:
                 state = self._way(offer)
                 self._keep(state)
-                self._tell("joint" if offer.part else "begun", offer, damaged=damaged, step=offer.steps, cost=offer.steps)
+                if offer.part:
+                    self._tell("joint", offer, damaged=damaged, step=offer.steps, cost=offer.steps)
+                else:
+                    self._tell("begun", offer, damaged=damaged)
                 log.info("begins with %s: %s", _what(offer), offer.why)
                 return state
             refused[offer.job] = problem

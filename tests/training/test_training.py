@@ -562,7 +562,7 @@ def test_an_error_in_the_data_set_is_the_task_s_own():
 
     with pytest.raises(ValueError, match="is unreadable"):
         order = batches.Order(3, 3, seed=0)
-        feeds.PlainFeed(feeds.Source(Bad(), None, list, 0, order), order, 0, 1, step=0).fetch()
+        feeds.PlainFeed(feeds.SampleSource(Bad(), None, list, 0, order), order, 0, 1, step=0).fetch()
 
 
 @pytest.mark.parametrize(
