@@ -204,7 +204,7 @@ GROUP BY l.job_id, l.stop_for
 -- Of groups of replicas none of which trains: the tasks that have a checkpoint, and its step; whether they have a GPU. $1: arrays.
 SELECT j.array_id, j.id, j.name, p.checkpoint_step, j.lease_id IS NOT NULL
 FROM jobs j JOIN progress p ON p.job_id = j.id
-WHERE list_contains($1::BIGINT[], j.array_id) AND j.finished_at IS NULL AND p.checkpoint_step > 0 AND j.spec ->> '$.replicas.max' IS NOT NULL
+WHERE list_contains($1::BIGINT[], j.array_id) AND j.finished_at IS NULL AND p.checkpoint_step > 0
   AND NOT EXISTS (SELECT 1 FROM jobs o JOIN metrics m ON m.lease_id = o.lease_id WHERE o.array_id = j.array_id AND m.name = 'members')
 ORDER BY j.array_id, j.id
 
@@ -297,3 +297,7 @@ JOIN progress p ON p.job_id = j.id
 LEFT JOIN iteration_estimates e ON e.job_id = j.id
 WHERE j.finished_at IS NULL AND j.spec ->> '$.stop.metric' IS NOT NULL AND most >= 1
 ORDER BY j.id
+
+-- name: replicas_of
+-- Of arrays those that are groups of replicas. $1: arrays.
+SELECT DISTINCT array_id FROM jobs WHERE list_contains($1::BIGINT[], array_id) AND spec ->> '$.replicas.max' IS NOT NULL

@@ -242,7 +242,8 @@ def _saved_replicas(con: duckdb.DuckDBPyConnection, jobs: Columns, everything: C
     waiting = np.unique(ints(jobs["array_id"])[ints(jobs["lease_id"]) == 0])
     rows = np.flatnonzero(np.isin(ints(everything["array_id"]), waiting[waiting > 0]))
     arrays = {int(everything["array_id"][row]) for row in rows if everything["place"][row] is not None}
-    return con.execute(sql("policy/saved_replicas"), [sorted(arrays)]).fetchall() if arrays else []
+    found = con.execute(sql("policy/replicas_of"), [sorted(arrays)]).fetchall() if arrays else []
+    return con.execute(sql("policy/saved_replicas"), [[array for (array,) in found]]).fetchall() if found else []
 
 
 def _schedulable(jobs: Columns, now: float) -> Bools:
