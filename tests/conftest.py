@@ -65,6 +65,11 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    """At the end all is freed: DuckDB's binding tells of each of its objects that is not."""
+    gc.unfreeze()
+
+
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """Bytes are named by their argument: xdist needs the same names in each worker, and packed data may hold the time."""
     return argname if isinstance(val, bytes) else None
