@@ -161,7 +161,7 @@ def test_clicks_are_learned_and_resumed_exactly(tmp_path, monkeypatch, cache):
     with torch.no_grad():
         metrics = whole.task.evaluate(whole.model.eval())
     assert metrics["auc"] > 0.6
-    (folder,) = cache.iterdir()
+    (folder,) = (path for path in cache.iterdir() if path.is_dir())  # beside it a lock
     assert [path.name for path in sorted(folder.iterdir())] == ["part-00000.npy", "part-00000.tsv"]
 
 
