@@ -129,4 +129,6 @@ class Fleet:
 
     def _require(self, node: str) -> None:
         if node not in self._sessions:
+            self.reload()  # it is in the tables a moment before it is known here
+        if node not in self._sessions:
             raise NotFound(f"runner {node!r}: there is none; 'stoker runner list' shows them")
