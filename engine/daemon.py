@@ -42,6 +42,8 @@ from .streams import steady_stderr
 
 QUEUE = 512  #: connections to a listener that wait until they are accepted
 AT_ONCE = 16  #: that are accepted before others have their turn
+#: seconds after which a thread that computes lets another one in; by Python's own 5 ms each query of a tick may wait that long afterwards
+SWITCH_INTERVAL = 0.0005
 FINISH_WITHIN = 2  #: seconds, once the daemon was told to stop, for requests that are being answered
 log = logging.getLogger(__name__)
 
@@ -176,6 +178,7 @@ def run(
     sealed: ssl.SSLContext | None = None,
 ) -> int:
     """Serve until stopped; the exit code. Raises StokerError when it cannot start."""
+    sys.setswitchinterval(SWITCH_INTERVAL)
     home.create()
     with only_one(home) as lock:
         try:
