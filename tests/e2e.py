@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,19 @@ from stoker.engine.client import Client
 from stoker.engine.home import Home
 from waiting import PATIENCE, patient, until, watched
 
-__all__ = ["DaemonProcess", "Jobs", "RunnerProcess", "Said", "command", "daemon_apart", "end_workers", "free_port", "rank_of", "until"]
+__all__ = [
+    "DaemonProcess",
+    "Jobs",
+    "RunnerProcess",
+    "Said",
+    "command",
+    "daemon_apart",
+    "end_workers",
+    "free_port",
+    "rank_of",
+    "runner_afar",
+    "until",
+]
 
 
 def free_port() -> int:
@@ -170,6 +182,21 @@ class RunnerProcess(_Process):
         until(lambda: any(row["id"] == self.node and row["pid"] == self.pid for row in client.get("/v1/runners")["runners"]))
         if daemon is None:
             client.close()
+
+
+@contextlib.contextmanager
+def runner_afar(start_daemon: Callable[..., DaemonProcess]) -> Iterator[tuple[Jobs, Home, RunnerProcess]]:
+    """Jobs of a daemon whose one runner is on another host, as far as can be told; that runner's home."""
+    port = free_port()
+    client = start_daemon("--tcp", f"127.0.0.1:{port}").client()
+    token = client.post("/v1/tokens", {"name": "far", "role": "runner"})["token"]
+    there = Home(Path(tempfile.mkdtemp(prefix="stoker-far-")))
+    runner = RunnerProcess(there, "far", 1, env={"STOKER_URL": f"http://127.0.0.1:{port}", "STOKER_TOKEN": token})
+    runner.start(client)
+    yield Jobs(client), there, runner
+    runner.end()
+    end_workers(there)
+    shutil.rmtree(there.path, ignore_errors=True)
 
 
 def servers_of(agent: int) -> list[int]:

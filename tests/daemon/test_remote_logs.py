@@ -8,13 +8,12 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
-from e2e import DaemonProcess, Jobs, RunnerProcess, command, end_workers, free_port, until
+from e2e import Jobs, RunnerProcess, command, runner_afar, until
 from stoker.engine.client import Client
 from stoker.engine.errors import Conflict
 from stoker.engine.fleet.remote_logs import LogSource, RemoteLogs
@@ -30,17 +29,8 @@ pytestmark = pytest.mark.xdist_group("remote-logs")
 @pytest.fixture
 def afar(start_daemon, home: Home) -> Iterator[tuple[Jobs, Home, RunnerProcess]]:
     """Jobs of a daemon whose one runner is on another host, as far as can be told."""
-    port = free_port()
-    daemon: DaemonProcess = start_daemon("--tcp", f"127.0.0.1:{port}")
-    client = daemon.client()
-    token = client.post("/v1/tokens", {"name": "far", "role": "runner"})["token"]
-    there = Home(Path(tempfile.mkdtemp(prefix="stoker-far-")))
-    runner = RunnerProcess(there, "far", 1, env={"STOKER_URL": f"http://127.0.0.1:{port}", "STOKER_TOKEN": token})
-    runner.start(client)
-    yield Jobs(client), there, runner
-    runner.end()
-    end_workers(there)
-    shutil.rmtree(there.path, ignore_errors=True)
+    with runner_afar(start_daemon) as found:
+        yield found
 
 
 @pytest.mark.slow

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from stoker.runners.train import rng
+from stoker.runners.worker import script
 from tiny_models import save, write_texts
 
 
@@ -26,6 +28,14 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return write_texts(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What is reported of adapters."""
+    said: list[dict[str, Any]] = []
+    monkeypatch.setattr(script, "report_of_adapters", lambda **what: said.append(what))
+    return said
 
 
 @pytest.fixture(autouse=True)

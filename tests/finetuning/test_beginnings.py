@@ -15,7 +15,6 @@ from stoker.runners.finetune import beginning
 from stoker.runners.finetune.left_adapter import kind_of_labels
 from stoker.runners.train.checkpoint import Checkpoints
 from stoker.runners.train.trainer import Trainer
-from stoker.runners.worker import script
 from tiny_models import ALONE, build, same, save
 
 pytestmark = [pytest.mark.xdist_group("tiny models"), pytest.mark.filterwarnings("ignore::UserWarning:peft.*")]
@@ -47,14 +46,6 @@ def task(model_of):
         return build("text-classifier", backbone or model_of("bert"), data=data, petl=petl, lr=2e-2, **{"eval_limit": 8, **params})
 
     return make
-
-
-@pytest.fixture
-def told(monkeypatch):
-    """What is reported of adapters."""
-    said = []
-    monkeypatch.setattr(script, "report_of_adapters", lambda **what: said.append(what))
-    return said
 
 
 def trains(task, folder, offers=(), curve=(), stop=STOP, steps=None):

@@ -39,13 +39,6 @@ def task(model_of, tmp_path):
     return make
 
 
-@pytest.fixture
-def told(monkeypatch):
-    said = []
-    monkeypatch.setattr(script, "report_of_adapters", lambda **what: said.append(what))
-    return said
-
-
 def trains(task, folder, other=None, offers=(), ranks=ALONE, stop=STOP, work=lambda _: None):
     """As a worker does: the phase with ``other``, if any, then the rest. Answers whether it is over."""
     if other is not None and not joint_phase.train_together(task, 2, other, work, stop, folder, ranks):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from e2e import DaemonProcess, Jobs, RunnerProcess, command, end_workers, free_port, until
+from e2e import Jobs, command, runner_afar, until
 from stoker.engine.errors import LimitExceeded, StokerError, Unreachable, UsageError
 from stoker.engine.fleet import remote_requests
 from stoker.engine.fleet.remote_requests import RemoteRequests
@@ -23,23 +21,8 @@ from stoker.engine.protocol import Asked, AskRequest, Assignments, Poll
 from stoker.runners.handover import passed_requests
 from stoker.runners.handover.passed_requests import RequestPasser
 from stoker.runners.lease import processes
+from test_serving_live import SERVER, SLOW
 
-ECHO = """
-import time
-from torch import nn
-from stoker.runners.training import Task
-
-def answer(model, requests):
-    for request in requests:
-        time.sleep(request if isinstance(request, float) else 0)
-        if request == "raise":
-            raise ValueError("not this one")
-    return [str(request) for request in requests]
-
-def task():
-    return Task(model=nn.Linear(1, 1), answer=answer)
-"""
-SERVER: dict[str, Any] = {"kind": "infer", "entrypoint": "echo:task", "grace": 10.0, "serve": {"batch": 4, "queue": 8}}
 ANSWER = Assignments(version=1, leases=[])
 
 
@@ -141,20 +124,10 @@ def test_an_answer_that_cannot_be_sent_is_told_to_be_so(tmp_path: Path, monkeypa
 @pytest.fixture
 def afar(start_daemon: Any, tmp_path: Path) -> Iterator[Jobs]:
     """Jobs of a daemon whose one runner is on another host, as far as can be told; ``slow`` serves there."""
-    port = free_port()
-    daemon: DaemonProcess = start_daemon("--tcp", f"127.0.0.1:{port}")
-    client = daemon.client()
-    token = client.post("/v1/tokens", {"name": "far", "role": "runner"})["token"]
-    there = Home(Path(tempfile.mkdtemp(prefix="stoker-far-")))
-    runner = RunnerProcess(there, "far", 1, env={"STOKER_URL": f"http://127.0.0.1:{port}", "STOKER_TOKEN": token})
-    runner.start(client)
-    (tmp_path / "echo.py").write_text(ECHO)
-    jobs = Jobs(client)
-    jobs.submit("slow", workdir=str(tmp_path), **SERVER)
-    yield jobs
-    runner.end()
-    end_workers(there)
-    shutil.rmtree(there.path, ignore_errors=True)
+    with runner_afar(start_daemon) as (jobs, _, _):
+        (tmp_path / "slow.py").write_text(SLOW)
+        jobs.submit("slow", workdir=str(tmp_path), **SERVER)
+        yield jobs
 
 
 @pytest.mark.slow
