@@ -37,7 +37,7 @@ TUNER = "autosched"  #: who asks for the searches of a pool that tunes itself
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PoolRequest:
     """What somebody asks of a pool."""
 
     pool: str
@@ -65,7 +65,7 @@ class PoolRequests:
         """What is in force in a pool; None: the pool is gone."""
         return next((row for row in self._scheduling.in_force() if row["pool"] == pool), None)
 
-    def request(self, asked: Asked) -> tuple[SearchRequest, str]:
+    def request(self, asked: PoolRequest) -> tuple[SearchRequest, str]:
         """The search, and the words on the arrivals that are expected. UsageError for a pool or a space that can't be searched."""
         rules = self._scheduling.rules(asked.pool)
         setting = self.setting(asked.pool)
