@@ -37,7 +37,7 @@ class PoolSearches:
             if self.busy is not None:
                 raise Conflict(f"pool {self.busy!r} is being tuned; try again when that has ended")
             self.busy = asked.pool
-        search = secrets.token_hex(4)  # no number that counts: a daemon that was started anew would give it to another search
+        search = secrets.token_hex(4)  # random: a counter would begin again with each start of the daemon, and name two searches alike
         self.tell(asked.pool, search, state="searching", trials=0)
         threading.Thread(target=self._run, args=(asked, search, request, arrivals), name="tuning", daemon=True).start()
         return self.answer(asked.pool, search)

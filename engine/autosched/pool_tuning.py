@@ -162,7 +162,7 @@ class PoolTuning:
             self._store.write(measure_tuning, MeasuredGain(change["id"], 1.0, "measured", f"{why}; no job was at hand"))
             return False
         row = self._requests.setting(pool)
-        # Set first: what is on record has happened, whenever the daemon is killed.
+        # Set first, recorded second: so each record is true, whenever the daemon is killed.
         if row and has_harmed(gain) and self._may_roll_back(change, _set_in(row)) and self._set(row, change["before"], TUNER):
             harm = f"{why}; jobs took {1 / gain:.2f} × as long as expected without it"
             self._store.write(measure_tuning, MeasuredGain(change["id"], gain, "rolled back", harm))
@@ -172,7 +172,7 @@ class PoolTuning:
         return False
 
     def _may_roll_back(self, change: dict[str, Any], now: tuple[str, dict[str, Any]] | None) -> bool:
-        """Only the pool's own newest change may, while nobody has set another; also if it was rolled back just before a kill."""
+        """Only the pool's own newest change may, while no other is set. It may again if the daemon was killed after the roll-back."""
         still = now in [(change["policy"], config) for config in (change["after"], change["before"])]
         return bool(self._tunes_itself(change["pool"]) and change["newest"] and change["asked_by"] == TUNER and still)
 

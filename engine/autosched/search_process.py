@@ -60,7 +60,7 @@ class Idle(SearchFailed):
 
 @dataclass(frozen=True, slots=True)
 class SearchRequest:
-    """What is to be searched."""
+    """One search: where it starts, what may change, and how long it may take."""
 
     situation: Situation
     space: Space  #: the keys that are tuned, with their ranges
@@ -90,7 +90,7 @@ class SearchRequest:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """What a search found, with the causal model that was at work and what was measured besides."""
+    """The best that a search found, with the causal model and the predictor of durations that were at work."""
 
     found: BestFound
     model: CausalModel | None = None  #: of the request, with the samples of this search
@@ -306,6 +306,6 @@ def _work(pipe: Connection, request: SearchRequest) -> None:
 
 
 def step_aside() -> None:
-    """In a process of its own: it is in nobody's way, and leaves Ctrl-C to the process that people see, which ends this one."""
+    """Lower this process's priority, and ignore Ctrl-C: the command that a person interrupts ends its child processes itself."""
     os.nice(NICENESS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

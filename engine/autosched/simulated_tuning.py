@@ -146,5 +146,5 @@ def taken_of_period(simulation: Simulation, begin: float, period: float) -> floa
 
 
 def make_control(choice: Choice, options: Options) -> SimulatedTuning:
-    """Of a choice of `stoker simulate` that tunes itself."""
+    """The control of a simulation, for a choice of `stoker simulate` that tunes itself."""
     return SimulatedTuning(choice.policy, dict(choice.config), options)

@@ -104,7 +104,7 @@ class Encoder:
     def sample(
         self, config: Mapping[str, Any], features: Floats, objective: str, reference: TrialFigures, figures: TrialFigures
     ) -> tuple[Floats, Floats, float]:
-        """A row of `Samples`: ``config`` on a workload with these features gave ``figures``, what was in force ``reference``."""
+        """A row of `Samples`: with these features, ``config`` gave ``figures``, the configuration in force ``reference``."""
         target = math.log(max(reward_of(objective, reference, figures), 1e-9))
         return np.concatenate((self.row(config), features)), changes(figures, reference), target
 
@@ -229,7 +229,7 @@ class CausalModel:
 
     @classmethod
     def untrained(cls, space: Space, objective: str) -> CausalModel:
-        """That of the first search."""
+        """The model before its first search: without samples."""
         return cls(Encoder(space), objective, Samples.none(Encoder(space)))
 
     def relearnt(self, more: Samples) -> CausalModel:
@@ -237,7 +237,7 @@ class CausalModel:
         return CausalModel(self.encoder, self.objective, self.samples.plus(more).newest(MAX_SAMPLES), self.graph)
 
     def plain(self) -> dict[str, Any]:
-        """What it is made of, as JSON has it; `of_plain` makes it again."""
+        """The model as plain values, for JSON; `of_plain` makes a model of them."""
         samples = {name: getattr(self.samples, name).tolist() for name in ("first", "metrics", "target")}
         return {"samples": samples, "of_metric": self.graph.of_metric, "of_objective": self.graph.of_objective}
 

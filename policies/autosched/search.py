@@ -28,7 +28,7 @@ from .search_space import Category, Configuration, Number, Space
 TRIALS = 40  #: T (002 ch. 6.5.2)
 GAMMA = 0.95  #: relax factor (line 3)
 EPSILON = 0.9  #: with this probability the model may reject (line 7)
-EARLIER_SHARE = 0.25  #: share of the samples at most that are configurations of before: with few trials they would leave none for others
+EARLIER_SHARE = 0.25  #: share of the samples at most that are configurations of before: with few trials they would take all
 EVEN_SHARE = 0.5  #: share of the samples, the first, that are drawn evenly from the space
 MIN_JUDGED_TRIALS = 8  #: of a search, before its model may reject
 AGREEMENT_Z = 1.64  #: standard deviations above chance (95 %) that the agreement of a model needs
@@ -319,7 +319,7 @@ def without_idle(found: BestFound, space: Space, evaluate: Callable[[Configurati
                 counted = same
                 allowed = space.project(counted, otherwise=found.in_force)
                 best = allowed if count in space.names and allowed[count] == counted[count] else best
-        except NotMeasured:  # its time is over: what is left does no harm
+        except NotMeasured:  # its time is over: idle thresholds that are left do no harm
             pass
         if counted != found.best:
             found = dataclasses.replace(found, best=best, as_counts={**found.as_counts, count: counted[count]})

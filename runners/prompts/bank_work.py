@@ -146,7 +146,7 @@ def _bank(model: BankModel) -> dict[str, str]:
 
 
 def main(arguments: Sequence[str], load: Callable[[str], BankModel]) -> int:
-    """Serve; what is wrong is one line on stderr, and the exit code."""
+    """Serve a request. An error is one line on stderr, and the exit code."""
     try:
         serve(Path(arguments[0]), load)
     except StokerError as error:

@@ -7,7 +7,7 @@ so far. So a state is the last two cuts, with its labels (seconds, bytes kept); 
 that stands twice is a *pause*, a part without pieces: nothing loads beside the part before it, and nothing leaves beside the part after it.
 
 The printed objective, the sum of all computing times, is the same for every partition. So a step's time is minimised: the seconds that it
-waits for copies, and the time of what it computes twice (all parts but the last, which goes forward and back in one). Of equal partitions the one
+waits for copies, and those of computing again (all parts but the last, which goes forward and back in one). Of equal partitions, the one
 with the smallest cuts is taken.
 """
 
@@ -105,7 +105,7 @@ class Part:
         return kept + self.made if self.trains else self.crossing
 
     def back(self, accumulate: int) -> tuple[float, float]:
-        """Seconds that a step goes back through it until the gradients of the part behind it must be gone, and after that."""
+        """Seconds of the way back through it, of a whole step: until the gradients of the part behind it must be gone, and from then on."""
         first = (self.head or 0.0) if accumulate == 1 else room_after(accumulate) * self.backward
         return first, accumulate * self.backward - first
 
@@ -224,7 +224,7 @@ class Parts:
         return always + max(again, first), always + max(again, first, later)
 
 
-# ---- what a partition costs ----
+# ---- the cost of a partition ----
 
 
 def room_after(accumulate: int) -> int:
@@ -283,7 +283,7 @@ def needed(before: Part | None, part: Part, kept: int, accumulate: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a partition costs."""
+    """The cost of a partition."""
 
     computing: float  #: seconds of a step, computing again included: the step's time if all copies were hidden
     exposed: float  #: seconds of a step that only wait for copies
