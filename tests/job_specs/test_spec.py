@@ -21,7 +21,7 @@ from stoker.engine.spec.click_options import OPTIONS, from_options, overrides, s
 from stoker.engine.spec.dump import dump
 from stoker.engine.spec.expand import fired, submissions
 from stoker.engine.spec.model import Demand, Dependency, JobSpec, PipelineOptions, Retries, Reuse, Stop, Switch, Tier, Tuner
-from stoker.engine.spec.reading.job_reader import NAMES as FIELDS
+from stoker.engine.spec.reading.job_fields import NAMES as FIELDS
 from stoker.engine.spec.reading.load import load_file, load_text
 from stoker.engine.spec.reading.secrets import MASK, looks_secret, mask_argv, redact
 from stoker.engine.spec.same import differences

@@ -108,15 +108,6 @@ PIPELINE: dict[str, Reader[Any]] = {
     "memory": fields.size,
     "interval": fields.duration,
 }
-#: the fields within their fields, by the path of those
-NESTED: dict[str, tuple[str, ...]] = {
-    "reuse": tuple(REUSE),
-    "reuse.shuffle_buffer": tuple(BUFFER),
-    "reuse.switch": tuple(SWITCH),
-    "reuse.switch.plateau": tuple(PLATEAU),
-    "pipeline": tuple(PIPELINE),
-    "pipeline.workers": tuple(WORKERS),
-}
 
 # ---- writing ----
 
