@@ -31,10 +31,13 @@ FEW_FILES = 1024
 SMALL_SHM = 1 * GIB
 #: Asked of a fresh process: a broken torch or driver may crash whoever imports it.
 _TORCH = """
-import json, torch
+import gc, json, os
+gc.disable()
+import torch
 cuda = torch.cuda.is_available()
 names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else []
-print(json.dumps({"version": torch.__version__, "built": torch.version.cuda, "devices": names}))
+print(json.dumps({"version": torch.__version__, "built": torch.version.cuda, "devices": names}), flush=True)
+os._exit(0)  # Python would take half a second to free torch's modules
 """
 
 
