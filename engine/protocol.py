@@ -173,6 +173,8 @@ class ReplicaGroup(msgspec.Struct, frozen=True, kw_only=True):
     stepped: list[Count] = []  #: of these leases those that have taken a step with others
     done: bool = False  #: a member has finished all steps
     saved: list[Count] = []  #: indexes of tasks that have checkpoints, from which a group goes on that has no member left
+    saved_steps: list[Count] = []  #: of those checkpoints; empty: a daemon that does not tell it
+    first: Count | None = None  #: the first lease since there was none: nobody who lives can have begun without it; None: not told
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):

@@ -212,6 +212,13 @@ class _Group:
 
     word: ReplicaGroup
     hosts: int
+    taken: Mapping[int, int]  #: newest step of each lease that has taken one with others
+
+    def has_state_for(self, lease: int) -> bool:
+        """Whether another one trains from which this lease is to copy the state, also in place of a checkpoint of its own."""
+        index = next(one.index for one in self.word.members if one.lease == lease)
+        saved = dict(zip(self.word.saved, self.word.saved_steps, strict=True)).get(index, 0)
+        return any(other != lease and step >= saved for other, step in self.taken.items())
 
 
 def _groups(rows: Sequence[dict[str, Any]]) -> dict[int, _Group]:
@@ -220,16 +227,19 @@ def _groups(rows: Sequence[dict[str, Any]]) -> dict[int, _Group]:
     for number, held in groupby(rows, key=lambda row: row["group"]):
         members = list(held)
         leases = [row["lease"] for row in members]
+        taken = {row["lease"]: row["taken"] for row in members if row["taken"] is not None}
         word = ReplicaGroup(
             group=number,
             epoch=members[0]["epoch"],
             members=[Replica(lease=row["lease"], index=row["place"], address=_meeting(row) if row["port"] else "") for row in members],
             founder=min(leases),
-            stepped=[row["lease"] for row in members if row["stepped"]],
+            stepped=list(taken),
             done=members[0]["done"],
             saved=members[0]["saved"],
+            saved_steps=members[0]["saved_steps"],
+            first=members[0]["first"],
         )
-        found |= dict.fromkeys(leases, _Group(word, len({(row["host"], row["boot_id"]) for row in members})))
+        found |= dict.fromkeys(leases, _Group(word, len({(row["host"], row["boot_id"]) for row in members}), taken))
     return found
 
 
@@ -242,7 +252,7 @@ def _parts(
     hosts = len({(row["host"], row["boot_id"]) for row in held})
     if group is not None:
         hosts = group.hosts
-    copies = group is not None and any(other != lease["lease"] for other in group.word.stepped)  # the state of those who train
+    copies = group is not None and group.has_state_for(lease["lease"])
     meeting = _meeting(lease) if len(nodes) > 1 or group is not None else ""
     for rank, node in enumerate(nodes):
         own = [row for row in held if row["node"] == node]
