@@ -20,7 +20,7 @@ from .adapter_choice import Banked, Gain, Gains, Offer, offers
 
 AUTO = "auto"
 JOINT = "joint"  #: with its half of a training together with the job `begin_after`
-KEPT = 2  #: newest adapters of the same data that are kept in the bank; older ones are their jobs' business alone
+NEWEST_KEPT = 2  #: newest adapters of the same data that are kept in the bank; older ones are their jobs' business alone
 #: params that change no step that a job takes to its target, or only by chance
 _NO_LESSON = frozenset({"seed", "checkpoint_every"})
 
@@ -187,5 +187,5 @@ def keep(tx: Transaction, begun: Sequence[tuple[int, Begun]], left: Sequence[tup
             "reached": made.reached, "begun": begun_with, "bytes": made.bytes, "ended_at": tx.now, "gone": made.unusable,
         })  # fmt: skip
     tx.upsert("adapters", ["job_id"], rows)
-    superseded = tx.execute("superseded_adapters", KEPT)
+    superseded = tx.execute("superseded_adapters", NEWEST_KEPT)
     tx.update("adapters", ["job_id"], [{"job_id": job, "gone": "newer ones of the same data are kept"} for (job,) in superseded])

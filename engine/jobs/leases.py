@@ -165,6 +165,10 @@ def end(tx: Transaction, ends: Mapping[int, End]) -> None:
     divided = _divided(tx, {lease["id"]: moments[lease["id"]] for lease in ending if lease["share"] != EXCLUSIVE})
     lacking = [lease["job_id"] for lease in ending if ends[lease["id"]].outcome in HOST_LACKS and lease["excluded"]]
     elsewhere = {job for job, room in (tx.execute("room_elsewhere", lacking) if lacking else ()) if room}
+    short = [lease["job_id"] for lease in ending if ends[lease["id"]].outcome != "completed"]
+    losses = dict(tx.execute("losses_in_a_row", short)) if short else {}
+    profiled = [lease["job_id"] for lease in ending if lease["profile"]]
+    measured = {job for (job,) in tx.execute("measured_alike", profiled)} if profiled else set()
     for lease in ending:
         how = ends[lease["id"]]
         moment = moments[lease["id"]]
@@ -179,7 +183,8 @@ def end(tx: Transaction, ends: Mapping[int, End]) -> None:
         serves = spec.kind == SERVES
         verdict = judge(
             how, spec.retries, failures=lease["failures"], cancelled=lease["cancel_requested"], held=lease["held"],
-            losses=0 if serves and ran > SERVED_WELL else lease["losses"], profile=lease["profile"], measured=lease["measured"],
+            losses=0 if serves and ran > SERVED_WELL else losses.get(lease["job_id"], 0),
+            profile=lease["profile"], measured=lease["job_id"] in measured,
             finished=_finished(spec, lease), shared=lease["share"] != EXCLUSIVE, ours=spec.command is None, serves=serves,
             elsewhere=lacked and lease["job_id"] in elsewhere, replica=spec.replicas is not None, joint=lease["joint"] is not None,
         )  # fmt: skip

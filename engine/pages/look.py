@@ -15,7 +15,7 @@ from ..json_rows import objects
 if TYPE_CHECKING:
     from ..services import Services
 
-MOST = 10_000  #: jobs that have not ended
+MOST_JOBS = 10_000  #: jobs that have not ended
 Row = Mapping[str, Any]
 
 
@@ -73,7 +73,7 @@ async def timed_look(daemon: Services) -> tuple[Look, float]:
 
 def _read(daemon: Services) -> Look:
     began, store = time.thread_time(), daemon.store
-    jobs = objects(store, "pages/now_jobs", MOST)
+    jobs = objects(store, "pages/now_jobs", MOST_JOBS)
     for row in jobs:
         row["labels"] = json.loads(row["labels"] or "{}")
     return Look(
