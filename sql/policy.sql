@@ -22,12 +22,11 @@ SELECT pool, enabled, period, objective, set_by, ts FROM auto_tuning QUALIFY row
 SELECT DISTINCT pool FROM jobs WHERE state = 'pending' AND epoch(not_before) > $1 AND epoch(not_before) <= $2
 
 -- name: bank_of_signatures
--- Of each signature the newest job whose adapter is in the bank.
-SELECT j.signature, max(a.job_id) AS job
+-- Jobs whose adapters are in the bank, with their signatures, the newest last.
+SELECT j.signature, a.job_id AS job
 FROM adapters a JOIN jobs j ON j.id = a.job_id
 WHERE a.gone IS NULL AND j.signature IS NOT NULL
-GROUP BY j.signature
-ORDER BY j.signature
+ORDER BY a.job_id
 
 -- name: causal_model
 -- What the causal model of a pool is made of. $1: pool, $2: policy, $3: objective, $4: version.
