@@ -48,7 +48,7 @@ from stoker.engine.autosched.moment_of_trace import history_of, situation_of, st
 from stoker.engine.autosched.search_process import SearchRequest, SearchResult, Trials, find
 from stoker.engine.autosched.simulated_tuning import SimulatedTuning
 from stoker.engine.autosched.situation import DECISIONS_FACTOR, Situation, aggregated, measure
-from stoker.engine.cli.trace_source import read_file
+from stoker.engine.cli.tracing.trace_source import read_file
 from stoker.engine.forecast.ongoing import OutOfTime
 from stoker.engine.sim.cluster import Cluster
 from stoker.engine.sim.results.figures import rho_of

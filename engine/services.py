@@ -17,10 +17,10 @@ import msgspec
 from . import format as fmt
 from .adhoc.desk import Desk
 from .api.auth import Tokens
-from .api.run_uploads import RunUploads
 from .api.snapshots import Snapshots
+from .api.studies.run_uploads import RunUploads
+from .api.studies.uploads import Uploads
 from .api.thread_pools import MOST_LARGE, Kind, Pools
-from .api.uploads import Uploads
 from .autosched.pool_tuning import PoolTuning
 from .config import Config
 from .errors import NoRoom, StokerError

@@ -15,12 +15,14 @@ from ... import __version__
 from ..errors import KINDS
 from ..protocol import Asked, BundlePiece, BundleWanted, CheckpointSent, Hello, LastLog, LogPiece, Poll, Report, SnapshotPiece
 from ..traces.trace import Trace, TraceJob
-from . import jobs, kept, model_requests, operators, pool_calls, prompt_banks, reports, retries, simulations, traces, tuning
 from . import runner_calls as runner
 from .answers import Encoded
 from .call import Call, Endpoint, Nothing, endpoint
-from .jobs import Action, Moved, Priority
-from .written_jobs import Submitted
+from .jobs import jobs, model_requests, retries
+from .jobs.jobs import Action, Moved, Priority
+from .jobs.written_jobs import Submitted
+from .operators import kept, operators, pool_calls, reports, tuning
+from .studies import prompt_banks, simulations, traces
 
 #: Of each endpoint: what it answers, fields with their types ("?": or null, "~" before it: not always there), or a media type; names in
 #: its query; the type of its body.

@@ -11,7 +11,7 @@ import click
 from .command import Command, Group, LazyGroup, examples
 from .main import EXIT_CODES, cli
 from .output import write
-from .policy import range_of
+from .running.policy import range_of
 
 INTRODUCTION = """\
 # Command line

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from ..api import jobs as api
-from ..api.operators import drain_runner
-from ..api.retries import Retry, submit_again
+from ..api.jobs import jobs as api
+from ..api.jobs.retries import Retry, submit_again
+from ..api.operators.operators import drain_runner
 from ..errors import NotFound, UsageError
 from ..spec.check import MAX_PRIORITY
 from .markup import Safe, h

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import Response, StreamingResponse
 
 from .. import format as fmt
-from ..api import jobs as api
+from ..api.jobs import jobs as api
 from ..api.thread_pools import Kind
 from ..errors import Conflict, NotFound, StokerError
 from ..jobs.states import FINAL, State

@@ -30,9 +30,9 @@ from stoker.policies.autosched.search import (
     without_idle,
 )
 from stoker.policies.autosched.search_space import Configuration, ascending, space_of
+from stoker.policies.baselines.tiresias import Tiresias
 from stoker.policies.keys import make_config, tunable
 from stoker.policies.registry import POLICIES, load
-from stoker.policies.tiresias import Tiresias
 
 TIRESIAS = dataclasses.asdict(Tiresias.Config())
 

@@ -17,11 +17,11 @@ from stoker.engine.sim.run_options import Options
 from stoker.engine.sim.simulator import simulate
 from stoker.engine.sim.workload import make_workload
 from stoker.policies import registry
+from stoker.policies.baselines.threesigma import GOOD_ENOUGH, Program, expected_reward, solve
 from stoker.policies.contract import Demand, Phase, Profile
 from stoker.policies.estimate.distributions import SAMPLES, Durations, ratios, remaining_samples
 from stoker.policies.estimate.throughput import Throughput
 from stoker.policies.queues.laxity import has_deadline, laxity, next_deadline, ranks, reward
-from stoker.policies.threesigma import GOOD_ENOUGH, Program, expected_reward, solve
 from views import (
     NOW,
     Job,
@@ -323,7 +323,7 @@ def test_3sigma_weighs_a_deadline_against_what_it_displaces():
 
 
 def test_3sigma_without_a_solution_in_time_serves_in_order(monkeypatch):
-    monkeypatch.setattr("stoker.policies.threesigma.solve", lambda *_: None)
+    monkeypatch.setattr("stoker.policies.baselines.threesigma.solve", lambda *_: None)
     jobs = [Job(1, remaining=7200), Job(2, gpus=2, remaining=100, tiers=due(500)), Job(3, remaining=100)]
     answer = plan("threesigma", make_view([2], jobs))
     assert answer.status == "fallback"

@@ -17,8 +17,8 @@ from stoker.engine.sim.run_options import Options
 from stoker.engine.sim.simulator import simulate
 from stoker.engine.sim.workload import make_workload
 from stoker.policies import registry
+from stoker.policies.baselines.lucid import estimated_service
 from stoker.policies.contract import Profile
-from stoker.policies.lucid import estimated_service
 from stoker.policies.placement.packing import JUMBO, MEDIUM, TINY, sharing_scores
 from views import (
     GIB,

@@ -16,10 +16,10 @@ from stoker.engine.sim.run_options import Options
 from stoker.engine.sim.simulator import simulate
 from stoker.engine.sim.workload import make_workload
 from stoker.policies import registry
+from stoker.policies.baselines.tiresias import Tiresias, gittins_index
 from stoker.policies.contract import Phase, Profile
 from stoker.policies.placement.consolidated import Placement
 from stoker.policies.queues.levels import Queues
-from stoker.policies.tiresias import Tiresias, gittins_index
 from views import NOW, Job, World, accounts_for_all, leaves_alone, make_view, reasons, views, written_out
 from views import given as given_gpus
 

@@ -438,8 +438,8 @@ def test_doctor_without_a_daemon(stoker: Stoker) -> None:
 
 
 def test_doctor_finds_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stoker.engine.cli import checks
     from stoker.engine.cli.command import App
+    from stoker.engine.cli.running import checks
     from stoker.engine.home import Home
 
     home = tmp_path / "h"

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from stoker.engine import format as fmt
+from stoker.engine.cli.looking.sql import value_text
 from stoker.engine.cli.output import Column, fit, plain_table, print_table, table, write_json
-from stoker.engine.cli.sql import value_text
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from small_disk import Quota, SmallDisk
-from stoker.engine.cli.children import FIRST_PAUSE, LONGEST_PAUSE, Child, describe_exit
+from stoker.engine.cli.running.children import FIRST_PAUSE, LONGEST_PAUSE, Child, describe_exit
 from stoker.engine.client import Client
 from stoker.engine.home import Home
 from stoker.runners.lease import processes

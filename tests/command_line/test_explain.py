@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from stoker.engine.cli.job import _frees, deadline_line
+from stoker.engine.cli.jobs.job import _frees, deadline_line
 from stoker.engine.forecast.explain import explain
 from stoker.engine.store.store import Store
 from stoker.engine.store.transaction import Transaction

@@ -24,13 +24,13 @@ import numpy as np
 import pytest
 from e2e import DaemonProcess, Jobs, RunnerProcess
 from stoker import __version__
-from stoker.engine.api import run_uploads
-from stoker.engine.api.run_uploads import RunUploads
-from stoker.engine.cli import sim_report, sim_store, sim_words, simulating
+from stoker.engine.api.studies import run_uploads
+from stoker.engine.api.studies.run_uploads import RunUploads
 from stoker.engine.cli.main import run
 from stoker.engine.cli.numbers import Finite, FiniteRange
-from stoker.engine.cli.sim_options import DURATION, SETTINGS, make_options
-from stoker.engine.cli.simulating import make_study
+from stoker.engine.cli.simulation import sim_report, sim_store, sim_words, simulating
+from stoker.engine.cli.simulation.sim_options import DURATION, SETTINGS, make_options
+from stoker.engine.cli.simulation.simulating import make_study
 from stoker.engine.client import Client
 from stoker.engine.errors import Conflict, LimitExceeded, NotFound, UsageError
 from stoker.engine.home import Home

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console, Group
-from stoker.engine.cli.top_view import frame, shares
+from stoker.engine.cli.looking.top_view import frame, shares
 
 NOW = 1_800_000_000.0
 CAPPED = "its array may run 2 tasks at once"

@@ -19,8 +19,10 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 from e2e import DaemonProcess, daemon_apart, until
-from stoker.engine.api import jobs, kept, model_requests, operators, prompt_banks, reports, retries, simulations, traces
 from stoker.engine.api import runner_calls as runner
+from stoker.engine.api.jobs import jobs, model_requests, retries
+from stoker.engine.api.operators import kept, operators, reports
+from stoker.engine.api.studies import prompt_banks, simulations, traces
 from stoker.engine.cli.main import run
 from stoker.engine.client import Client, _UnixConnection
 from stoker.engine.forecast.deadline_watch import DeadlineWatch

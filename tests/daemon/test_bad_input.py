@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 from e2e import DaemonProcess, Jobs, RunnerProcess, Said, command, end_workers, free_port, until
-from stoker.engine.cli.checks import Finding, trouble
 from stoker.engine.cli.main import run
+from stoker.engine.cli.running.checks import Finding, trouble
 from stoker.engine.client import Client
 from stoker.engine.errors import StokerError, UsageError
 from stoker.engine.home import Home

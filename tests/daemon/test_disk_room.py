@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 from stoker.engine import disk_room
-from stoker.engine.cli import checks
-from stoker.engine.cli.listing import _disk
+from stoker.engine.cli.looking.listing import _disk
+from stoker.engine.cli.running import checks
 from stoker.engine.config import Hook
 from stoker.engine.disk_room import Room, largest, room
 from stoker.engine.home import Home

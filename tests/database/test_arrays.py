@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 from e2e import Jobs, command, until
-from stoker.engine.api.jobs import Named, resolve
+from stoker.engine.api.jobs.jobs import Named, resolve
 from stoker.engine.cli import job_columns
 from stoker.engine.errors import NotFound, UsageError
 from stoker.engine.jobs.control import Control, control

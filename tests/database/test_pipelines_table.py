@@ -16,8 +16,8 @@ import pytest
 from e2e import Jobs, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stoker.engine.cli.jobs.pipeline_command import _facts, _limit
 from stoker.engine.cli.main import run
-from stoker.engine.cli.pipeline_command import _facts, _limit
 from stoker.engine.errors import NotFound, UsageError
 from stoker.engine.jobs.pipeline_history import describe
 from stoker.engine.protocol import Pipeline, Record, Records, Speed

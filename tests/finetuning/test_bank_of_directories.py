@@ -7,7 +7,7 @@ import json
 
 import msgspec
 import pytest
-from stoker.engine.cli import prompt_checks
+from stoker.engine.cli.prompts import prompt_checks
 from stoker.engine.errors import Conflict, UsageError
 from stoker.engine.home import Home
 from stoker.runners.backbones.pretrained import read_llm

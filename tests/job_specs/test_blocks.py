@@ -113,7 +113,7 @@ def test_share_is_an_option_of_submit() -> None:
 
 
 def test_set_is_an_option_of_submit() -> None:
-    from stoker.engine.cli.submit import submit
+    from stoker.engine.cli.jobs.submit import submit
 
     answer = CliRunner().invoke(submit, ["--set", "share.gpu", "--", "echo"], obj=App())
     assert isinstance(answer.exception, UsageError) and str(answer.exception) == "--set: must be BLOCK.FIELD=VALUE, not 'share.gpu'"

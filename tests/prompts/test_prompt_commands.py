@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 from e2e import DaemonProcess, RunnerProcess, daemon_apart, until
-from stoker.engine.cli import prompt_bank, prompt_work
 from stoker.engine.cli.main import run
+from stoker.engine.cli.prompts import prompt_bank, prompt_work
 from stoker.engine.errors import Conflict
 from stoker.engine.home import Home
 from stoker.engine.prompts import prompt_lines

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from afar import Clock, Daemon
 from scripted import run
-from stoker.engine.api.retries import Retry, _again
+from stoker.engine.api.jobs.retries import Retry, _again
 from stoker.engine.errors import Conflict, UsageError
 from stoker.engine.fleet import registration
 from stoker.engine.fleet.board import Board

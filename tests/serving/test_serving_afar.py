@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from e2e import Jobs, command, runner_afar, until
-from stoker.engine.api.model_requests import asked_through
+from stoker.engine.api.jobs.model_requests import asked_through
 from stoker.engine.errors import LimitExceeded, StokerError, Unreachable, UsageError
 from stoker.engine.fleet.remote_requests import LOGS, MESSAGES, RemoteRequests
 from stoker.engine.home import Home

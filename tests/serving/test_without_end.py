@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 from one_runner import Host
-from stoker.engine.api.model_requests import _server
+from stoker.engine.api.jobs.model_requests import _server
 from stoker.engine.errors import Conflict, NotFound, StokerError, UsageError
 from stoker.engine.forecast.explain import explain
 from stoker.engine.forecast.ongoing import drained

@@ -23,8 +23,8 @@ from stoker.engine.scheduling.view import snapshot
 from stoker.engine.spec.model import JobSpec, Share
 from stoker.engine.store.store import Store
 from stoker.policies import contract
+from stoker.policies.baselines.lucid import Lucid
 from stoker.policies.contract import PACKED, Allocation, Group
-from stoker.policies.lucid import Lucid
 
 NOTHING = Decision("default", "test", 0, 0.0, 0.0, 1, 0, "ok", None, 0.0, 0.0, 0.0, "applied")
 ON_0 = Allocation((0,))

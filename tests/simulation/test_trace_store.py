@@ -18,12 +18,12 @@ from typing import Any
 import msgspec
 import pytest
 from e2e import DaemonProcess, free_port
-from stoker.engine.api import uploads
-from stoker.engine.api.uploads import Uploads, begin
-from stoker.engine.cli import trace_send
+from stoker.engine.api.studies import uploads
+from stoker.engine.api.studies.uploads import Uploads, begin
 from stoker.engine.cli.main import run
-from stoker.engine.cli.trace_send import send_trace
-from stoker.engine.cli.trace_source import load_trace
+from stoker.engine.cli.tracing import trace_send
+from stoker.engine.cli.tracing.trace_send import send_trace
+from stoker.engine.cli.tracing.trace_source import load_trace
 from stoker.engine.client import Client
 from stoker.engine.errors import Conflict, LimitExceeded, NotFound, StokerError, StoreError, Unauthorized, UsageError
 from stoker.engine.home import Home

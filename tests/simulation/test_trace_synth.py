@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import run as simulated
 from stoker.engine.cli.main import run
-from stoker.engine.cli.trace_synth import window
+from stoker.engine.cli.tracing.trace_synth import window
 from stoker.engine.traces.attributes import KEYWORDS, MIXES, SPARED, Attributes
 from stoker.engine.traces.formats import from_stoker as stoker
 from stoker.engine.traces.formats.from_stoker import SCALES

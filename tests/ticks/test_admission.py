@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import Scripted
-from stoker.engine.cli import forecasting
+from stoker.engine.cli.jobs import forecasting
 from stoker.engine.errors import Conflict
 from stoker.engine.forecast import admission
 from stoker.engine.forecast.admission import Admission, simulation, start_up_seconds

@@ -13,7 +13,7 @@ import pytest
 from e2e import Jobs, command, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stoker.engine.cli import forecasting
+from stoker.engine.cli.jobs import forecasting
 from stoker.engine.config import Config, Guards, Hook, PolicyDefault
 from stoker.engine.estimation.stored_estimates import Estimate, write_estimates
 from stoker.engine.fleet import registration as runners

@@ -1,0 +1,44 @@
+"""Endpoints of pools: which backbones are kept warm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ...errors import UsageError
+from ...json_rows import objects
+from ...scheduling.warm_by_hand import KeepWarm, keep_warm
+from ...spec.check import NAME, is_backbone
+from ...spec.reading.tree import shown
+from ..call import Call, endpoint
+
+MOST_BACKBONES = 20  #: backbones of a pool
+
+
+class Backbones(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    backbones: tuple[str, ...]
+
+
+async def show(call: Call) -> dict[str, Any]:
+    pool = call.path("pool")
+    return {"pool": pool, "warm": await call.read(objects, call.daemon.store, "api/pool_warm", pool)}
+
+
+async def change(call: Call) -> dict[str, Any]:
+    pool, asked = call.path("pool"), await call.message(Backbones)
+    if not NAME.fullmatch(pool):
+        raise UsageError(f"pool: must be a name, not {shown(pool)}")
+    for name in asked.backbones:
+        if not is_backbone(name):
+            raise UsageError(f"backbones: must be names of models or absolute paths of their directories, not {shown(name)}")
+    if len(asked.backbones) > MOST_BACKBONES:
+        raise UsageError(f"backbones: {len(asked.backbones)} are more than {MOST_BACKBONES}, which is the most")
+    await call.control(call.daemon.store.write, keep_warm, KeepWarm(pool, asked.backbones, call.who.user))
+    return {"pool": pool, "warm": await call.read(objects, call.daemon.store, "api/pool_warm", pool)}
+
+
+ENDPOINTS = [
+    endpoint("/v1/pools/{pool}/warm", "read", show),
+    endpoint("/v1/pools/{pool}/warm", "admin", change, ["POST"]),
+]

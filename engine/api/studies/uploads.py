@@ -1,0 +1,139 @@
+"""Traces on their way in, slice by slice: nothing of one is written before its last slice is here."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ...errors import Conflict, LimitExceeded, NotFound, UsageError
+from ...studies.stored_traces import NewTrace
+from ...traces.trace import Trace, TraceJob
+from ...traces.trace_check import LONGEST_SECONDS, check_jobs, check_name
+
+MAX_UPLOADS = 8  #: at once
+MAX_BYTES = 1 << 30  #: packed, of all uploads together
+MOST_JOBS = 2_000_000  #: of one trace: they are written in one transaction, some ten thousand a second
+JOBS_PER_WRITE = 5_000  #: jobs that are unpacked and written at once
+FORGET_AFTER = 600.0  #: seconds without another slice
+_decoder = msgspec.json.Decoder(list[TraceJob])
+_encoder = msgspec.json.Encoder()
+
+
+@dataclass
+class Upload:
+    """One trace on its way: its first message without the jobs, and the jobs, checked and packed."""
+
+    trace: Trace
+    user: str
+    total: int | None = None  #: jobs that it will have; None: all came with the first message
+    jobs: int = 0
+    packed: list[bytes] = field(default_factory=list)
+    last: float = 0.0  #: submission of the last job
+    seen: float = 0.0
+
+    def take(self, jobs: Sequence[TraceJob]) -> None:
+        try:
+            last = check_jobs(jobs, self.last)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        if self.total is not None and self.jobs + len(jobs) > self.total:
+            raise UsageError(f"jobs: {self.jobs + len(jobs)} were sent of {self.total} that were announced")
+        if self.jobs + len(jobs) > MOST_JOBS:
+            raise LimitExceeded(f"jobs: a trace may have {MOST_JOBS}: cut this one into parts")
+        for start in range(0, len(jobs), JOBS_PER_WRITE):
+            self.packed.append(zlib.compress(_encoder.encode(jobs[start : start + JOBS_PER_WRITE]), 1))
+        self.jobs += len(jobs)
+        self.last = last
+
+    def request(self) -> NewTrace:
+        about = self.trace
+        return NewTrace(
+            name=about.name,
+            format=about.format,
+            source=about.source,
+            sha256=about.sha256,
+            starts_at=about.starts_at,
+            jobs=self.total or self.jobs,
+            dropped=about.dropped,
+            repaired=about.repaired,
+            recipe=about.recipe,
+            user=self.user,
+            slices=self._slices,
+        )
+
+    def _slices(self) -> Iterator[list[dict[str, Any]]]:
+        for packed in self.packed:
+            yield [job_row(job) for job in _decoder.decode(zlib.decompress(packed))]
+
+
+def job_row(job: TraceJob) -> dict[str, Any]:
+    """A job as columns of `trace_jobs`."""
+    row = msgspec.structs.asdict(job)
+    row["gpus_max"] = max(job.gpus_max, job.gpus_min)
+    row["raw"] = None if job.raw is None else _encoder.encode(job.raw).decode()
+    return row
+
+
+def begin(trace: Trace, user: str) -> Upload:
+    """Check the first message of a trace, and take the jobs that it has."""
+    try:
+        check_name(trace.name)
+        if trace.starts_at is not None and not abs(trace.starts_at) <= LONGEST_SECONDS:
+            raise ValueError("starts_at: is out of range")
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    upload = Upload(msgspec.structs.replace(trace, jobs=[]), user)
+    upload.take(trace.jobs)
+    return upload
+
+
+class Uploads:
+    """Uploads that wait for more, by token. Only in memory: after a restart of the daemon they begin again."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[str, Upload] = {}
+
+    def keep(self, upload: Upload) -> str:
+        """Wait for more of it; the token to send it with."""
+        with self._lock:
+            self._forget_old()
+            if len(self._waiting) >= MAX_UPLOADS:
+                raise LimitExceeded(f"{MAX_UPLOADS} traces are being imported already: try again when one of them has ended")
+            token = secrets.token_hex(8)
+            upload.seen = time.monotonic()
+            self._waiting[token] = upload
+            return token
+
+    def add(self, token: str, user: str, offset: int, jobs: Sequence[TraceJob]) -> Upload:
+        """Append a slice that begins at job ``offset``; one that was sent before is not taken twice."""
+        with self._lock:
+            self._forget_old()
+            upload = self._waiting.get(token)
+            if upload is None or upload.user != user:
+                raise NotFound(f"there is no upload {token[:40]!r}: it was finished, or no slice came for {FORGET_AFTER:g} s; import again")
+            if offset + len(jobs) != upload.jobs or not jobs:
+                if offset != upload.jobs:
+                    raise Conflict(f"offset: job {upload.jobs} is next, not {offset}")
+                upload.take(jobs)
+            if sum(len(part) for one in self._waiting.values() for part in one.packed) > MAX_BYTES:
+                del self._waiting[token]
+                raise LimitExceeded(f"the traces that are being imported are larger than {MAX_BYTES >> 20} MiB together")
+            upload.seen = time.monotonic()
+            return upload
+
+    def end(self, token: str) -> None:
+        with self._lock:
+            self._waiting.pop(token, None)
+
+    def _forget_old(self) -> None:
+        now = time.monotonic()
+        for token in [token for token, upload in self._waiting.items() if now - upload.seen > FORGET_AFTER]:
+            del self._waiting[token]

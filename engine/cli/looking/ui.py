@@ -1,0 +1,47 @@
+"""`stoker ui`: open the live page in a browser."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from ..command import App, Command, examples, pass_app
+from ..output import Answer, json_option, note, write
+
+
+@click.command(cls=Command)
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="Port of 127.0.0.1 on which the daemon answers it (default: 7466, or a free one).",
+)
+@click.option("--no-open", is_flag=True, help="Only print the link.")
+@json_option
+@pass_app
+@examples("stoker ui", "stoker ui --no-open", "stoker ui --port 7500")
+def ui(app: App, port: int | None, no_open: bool) -> Answer:
+    """Open the live page in a browser: what runs, what waits and why, each job, and SQL.
+
+    The link works once, within five minutes, and for whoever has it with your rights: do not pass it on. The page itself stays
+    open for a week, also when the daemon is restarted. It is answered on this host only; from another one, reach it by 'ssh -L'.
+    """
+    answer = app.client.post("/v1/ui", {"port": port})
+
+    def show() -> None:
+        write(answer["url"] + "\n")
+        if app.client.url or os.environ.get("SSH_CONNECTION"):
+            where = f"{answer['port']}:127.0.0.1:{answer['port']}"
+            note(f"from another host, first: ssh -L {where} HOST; then open the link there, within five minutes")
+        elif not no_open and _has_screen():
+            import webbrowser
+
+            webbrowser.open(answer["url"])
+
+    return Answer(answer, show, done=answer["url"])
+
+
+def _has_screen() -> bool:
+    """Whether a browser could show itself; one for the terminal is not started."""
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
