@@ -101,13 +101,13 @@ class Board:
         sources: dict[int, list[Any]] = {lease: found for lease, *found in self._store.rows("policy/lease_sources", led)} if led else {}
         for lease, text, owner, snapshot, memory, source, offered, joint in rows:
             place, run_dir, trained_as, partner = sources.get(lease, [None] * 4)
-            spec = json.loads(text)
+            spec = _given(text)
             if trained_as is not None and spec.get("recipe") is not None:
                 spec = _built_alike(spec, json.loads(trained_as))
             shared = (spec.get("share") or {}).get("input")
             self._terms[lease] = {
                 "spec": spec, "snapshot": snapshot, "gpu_memory": memory, "grace": spec.get("grace", GRACE),
-                "input": shared and f"{owner}/{shared}", "joint": None if joint is None else Partner(job=joint, spec=json.loads(partner)),
+                "input": shared and f"{owner}/{shared}", "joint": None if joint is None else Partner(job=joint, spec=_given(partner)),
             }  # fmt: skip
             self._sources[lease] = _Source(source, place, _checkpoints(run_dir))
             begins |= {lease: json.loads(offered)} if offered else {}
@@ -177,6 +177,11 @@ class Board:
         self._closing = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(lambda: self._wake(list(self._waiters)))
+
+
+def _given(spec: str) -> dict[str, Any]:
+    """A spec without the fields that it leaves open: a runner of a former version would refuse one that it does not know."""
+    return {name: value for name, value in json.loads(spec).items() if value is not None}
 
 
 def _built_alike(spec: dict[str, Any], trained: Mapping[str, Any]) -> dict[str, Any]:
