@@ -76,8 +76,8 @@ def test_handed_back_while_its_daemon_is_away_it_leaves_and_the_next_one_tells_h
     jobs = Jobs(client)
     job = jobs.python("saves", SAVES, grace=5.0)
     pilot = RunnerProcess(there, "pilot", 1, "--hand-back", env={"STOKER_URL": f"http://127.0.0.1:{port}", "STOKER_TOKEN": token})
-    soon = "import sys\nfrom stoker.runners.handover import handed_back\nfrom stoker.runners.host import agent\nhanded_back.AWAY = 0.5"
-    pilot.command[1:3] = ["-c", f"{soon}\nsys.exit(agent.main())"]
+    soon = "from stoker.runners.handover import handed_back\nhanded_back.LONGEST_ABSENCE = 0.5"
+    pilot.command[1:3] = ["-c", f"import sys\nfrom stoker.runners.host import agent\n{soon}\nsys.exit(agent.main())"]
     try:
         pilot.start(client)
         until(lambda: (found := client.get(f"/v1/jobs/{job}")["progress"]) and found["checkpoint_step"] > 3)
