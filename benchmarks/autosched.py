@@ -59,7 +59,7 @@ from stoker.engine.sim.simulator import Simulation, simulate
 from stoker.engine.sim.workload import Workload, make_workload
 from stoker.engine.traces.trace import to_workload
 from stoker.policies import registry
-from stoker.policies.autosched.causal_model import CausalModel, NoModel, random_configuration
+from stoker.policies.autosched.causal_model import CausalModel, NoModel
 from stoker.policies.autosched.search import MIN_JUDGED_TRIALS, BestFound, NotMeasured, Trial, reward_of
 from stoker.policies.autosched.search_space import space_of
 
@@ -140,7 +140,7 @@ def at_random(request: SearchRequest) -> SearchResult:
     reference = trials.measure(in_force)
     found = BestFound(in_force, in_force, 1.0, reference, reference, [Trial(in_force, "simulated", 1.0)])
     for _ in range(1, request.trials):
-        config = random_configuration(space, in_force, rng)
+        config = space.project(space.drawn(rng), otherwise=in_force)
         try:
             figures = trials.measure(config)
         except NotMeasured:
@@ -177,7 +177,7 @@ def constants(workload: Workload, cluster: Cluster, asked: argparse.Namespace, o
     most = math.inf
     found: list[tuple[tuple[float, float, float], tuple[float, float, float]]] = []
     for number in range(asked.trials):
-        config = random_configuration(space, in_force, rng) if number else in_force
+        config = space.project(space.drawn(rng), otherwise=in_force) if number else in_force
         try:
             result = simulate(workload, cluster, registry.create(asked.policy, config), options, control=Bound(most))
         except (SimulationError, OutOfTime):

@@ -209,6 +209,7 @@ class _Lease:
     metric: str | None  #: that the job's stopping rule watches
     profile: bool  #: a profiling run, of which nothing but its measurements is kept
     share: str  #: as in `leases`
+    has_run: bool  #: its job, in this lease or an earlier one
     nodes: list[str] = field(default_factory=list)
 
 
@@ -421,7 +422,7 @@ def _follow(tx: Transaction, node: str, update: WorkerUpdate, lease: _Lease) -> 
     if lease.job_state not in (State.ASSIGNED, State.STARTING) or lease.job_state is to:
         return []
     lease.job_state = to
-    changes = {"first_start_at": update.ts} if to is State.RUNNING and not tx.execute("has_started", lease.job) else {}
+    changes = {"first_start_at": update.ts} if to is State.RUNNING and not lease.has_run else {}
     return [Move(lease.job, to, f"on {', '.join(sorted(lease.nodes))}", f"runner:{node}", update.lease, changes)]
 
 

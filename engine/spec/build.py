@@ -20,7 +20,7 @@ from .graph import find_cycle
 from .model import BACKBONES, FROM_JOB, SERVES, JobSpec, Kind, base_name
 from .names import clean, default_name
 from .reading import fields, scripts
-from .reading.job_reader import DEMANDS, FIELDS, NAMES, demand
+from .reading.job_fields import DEMANDS, FIELDS, NAMES, demand
 from .reading.tree import Node, shown
 from .reading.units import is_relative
 
@@ -121,7 +121,7 @@ def _draft(node: Node, context: Context, fallback_name: str, place: str) -> _Dra
     values: dict[str, Any] = {}
     for name in (name for name in given if name not in DEMANDS):
         with errors.part():
-            values[name] = FIELDS[name](given[name], name)
+            values[name] = FIELDS[name].read(given[name], name)
     with errors.part():
         values["demand"] = demand(given, context.now)
     if (recipe := (context.recipes or {}).get(values.get("recipe", ""))) is not None:

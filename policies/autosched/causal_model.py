@@ -350,11 +350,6 @@ def samples_of(rows: Sequence[tuple[Floats, Floats, float]]) -> Samples:
     return Samples(np.array([row for row, _, _ in rows]), np.array([row for _, row, _ in rows]), np.array([row for _, _, row in rows]))
 
 
-def random_configuration(space: Space, in_force: Configuration, rng: np.random.Generator) -> Configuration:
-    """Evenly from the space, projected."""
-    return space.project(space.drawn(rng), otherwise=in_force)
-
-
 def _predicted(regressor: Any, x: Floats) -> Floats:
     """The mean of the trees, asked one by one: scikit-learn's own predict takes longer than several small simulations."""
     if isinstance(regressor, float):

@@ -289,7 +289,7 @@ class Running:
     """A pipeline that is tuned, and its one pass."""
 
     def __init__(self, pipeline: Pipeline, options: PipelineOptions) -> None:
-        self._tuned = autotuned(pipeline, controller=options.tune, interval=options.interval, memory=options.memory)
+        self._tuned = autotuned(pipeline, controller=options.controller, interval=options.interval, memory=options.memory)
         self._items: Iterator[Any] | None = None
 
     def next(self) -> Any:

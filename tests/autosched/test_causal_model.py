@@ -19,7 +19,6 @@ from stoker.policies.autosched.causal_model import (
     changes,
     directed,
     learn_graph,
-    random_configuration,
     workload_features,
 )  # fmt: skip
 from stoker.policies.autosched.search import TrialFigures, search
@@ -57,7 +56,7 @@ def samples(count: int = 200, seed: int = 0) -> Samples:
     reference = truth(IN_FORCE)
     rows = []
     for _ in range(count):
-        config = random_configuration(SPACE, IN_FORCE, rng)
+        config = SPACE.project(SPACE.drawn(rng), otherwise=IN_FORCE)
         figures = truth(config, *rng.normal(scale=0.05, size=2).tolist())
         rows.append(
             (np.concatenate((Encoder(SPACE).row(config), FEATURES)), changes(figures, reference), math.log(reference.jct / figures.jct))

@@ -21,7 +21,7 @@ from stoker.policies.baselines.threesigma import GOOD_ENOUGH, Program, expected_
 from stoker.policies.contract import Demand, Phase, Profile
 from stoker.policies.estimate.distributions import SAMPLES, Durations, ratios, remaining_samples
 from stoker.policies.estimate.throughput import Throughput
-from stoker.policies.queues.laxity import has_deadline, laxity, next_deadline, ranks, reward
+from stoker.policies.queues.laxity import has_deadline, next_deadline, ranks, reward
 from views import (
     NOW,
     Job,
@@ -74,15 +74,13 @@ def due(after, *more, reward=100.0):
 # What they share
 
 
-def test_next_deadline_laxity_and_reward_by_hand():
+def test_next_deadline_and_reward_by_hand():
     jobs = make_jobs([Job(1, tiers=((100.0, 80.0), (200.0, 50.0), (400.0, 20.0))), Job(2), Job(3, tiers=((300.0, 100.0),))])
     assert next_deadline(jobs, 0.0).tolist() == [100, math.inf, 300]
     assert next_deadline(jobs, 100.0).tolist() == [100, math.inf, 300]
     assert next_deadline(jobs, np.array([101.0, 5.0, 301.0])).tolist() == [200, math.inf, math.inf]
     assert reward(jobs, 150.0).tolist() == [50, 0, 100]
     assert reward(jobs, 401.0).tolist() == [0, 0, 0]
-    # At 50, with 100 s to go: 1 misses the first deadline, and has 50 s to spare for the second.
-    assert laxity(jobs, 50.0, np.array([100.0, 100.0, 250.0])).tolist() == [50, math.inf, 0]
 
 
 def test_best_effort_jobs_have_no_deadline_whatever_tiers_they_bring():

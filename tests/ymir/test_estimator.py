@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from stoker.policies.ymir.iterations_to_target import (
+from iterations_to_target import (
     LossCurve,
     Task,
     fit_loss,
@@ -15,7 +15,7 @@ from stoker.policies.ymir.iterations_to_target import (
     temporal_iterations,
 )
 from stoker.policies.ymir.step_times import StepTimes, execution_time
-from stoker.policies.ymir.transfer_gain import (
+from transfer_gain import (
     LearntRatio,
     asymmetric_distance,
     judge,

@@ -36,17 +36,6 @@ BLOCKS: dict[str, type[Block]] = {
 }
 
 
-def _nested(path: str, kind: type[msgspec.Struct]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    found = msgspec.structs.fields(kind)
-    yield path, tuple(field.name for field in found)
-    for field in found:
-        for arm in filter(_is_struct, _kinds(field.type)):
-            yield from _nested(f"{path}.{field.name}", arm)
-
-
-#: the fields within them, by path
-NESTED: dict[str, tuple[str, ...]] = dict(pair for name, kind in BLOCKS.items() for pair in _nested(name, kind))
-
 # ---- reading ----
 
 
@@ -60,8 +49,6 @@ def struct(kind: type[msgspec.Struct], node: Node, field: str) -> Any:
             raise node.mark.error(field, f"{each.name} is missing")
     return kind(**values)
 
-
-READERS: dict[str, Reader[Any]] = {name: partial(struct, kind) for name, kind in BLOCKS.items()}
 
 #: what is written in words of its own, such as 2GiB
 _UNITS: dict[Any, Reader[Any]] = {Size: fields.size, Duration: fields.duration, bool: fields.flag}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, get_args
 
-from ..model import PipelineOptions, Reuse, Stage, Switch, Tuner
+from ..model import PipelineOptions, Retired, Reuse, Stage, Switch, Tuner
 from . import fields
 from .fields import Reader
 from .tree import Node, shown
@@ -80,7 +80,7 @@ def _workers(node: Node, field: str) -> dict[str, int]:
     return fields.struct(node, field, WORKERS, "a mapping of stages to workers, such as {decode: 4}")
 
 
-_tuner: Reader[Any] = fields.choice(get_args(Tuner))
+_tuner: Reader[Any] = fields.choice(get_args(Tuner), refused_later=get_args(Retired))
 BUFFER: dict[str, Reader[Any]] = {"batches": fields.number}
 PLATEAU: dict[str, Reader[Any]] = {
     "watch": fields.text,
@@ -107,15 +107,6 @@ PIPELINE: dict[str, Reader[Any]] = {
     "workers": _workers,
     "memory": fields.size,
     "interval": fields.duration,
-}
-#: the fields within their fields, by the path of those
-NESTED: dict[str, tuple[str, ...]] = {
-    "reuse": tuple(REUSE),
-    "reuse.shuffle_buffer": tuple(BUFFER),
-    "reuse.switch": tuple(SWITCH),
-    "reuse.switch.plateau": tuple(PLATEAU),
-    "pipeline": tuple(PIPELINE),
-    "pipeline.workers": tuple(WORKERS),
 }
 
 # ---- writing ----
@@ -194,6 +185,8 @@ def _switch_problems(given: Switch) -> Iterator[tuple[str, str]]:
 
 
 def pipeline_problems(given: PipelineOptions) -> Iterator[tuple[str, str]]:
+    if given.tune in get_args(Retired):
+        yield "pipeline.tune", f"{given.tune} is a baseline of the benchmarks, which jobs no longer have; write rate, which is faster"
     for stage, workers in given.workers.items():
         if stage not in WORKERS:
             yield "pipeline.workers", f"there is no stage {shown(stage)}; there are {', '.join(WORKERS)}"
