@@ -60,7 +60,7 @@ from stoker.engine.sim.workload import Workload, make_workload
 from stoker.engine.traces.trace import to_workload
 from stoker.policies import registry
 from stoker.policies.autosched.causal_model import CausalModel, NoModel
-from stoker.policies.autosched.search import MIN_JUDGED_TRIALS, Found, NotMeasured, Trial, reward_of
+from stoker.policies.autosched.search import MIN_JUDGED_TRIALS, BestFound, NotMeasured, Trial, reward_of
 from stoker.policies.autosched.search_space import space_of
 
 DAY, HOUR = 86400.0, 3600.0
@@ -138,7 +138,7 @@ def at_random(request: SearchRequest) -> SearchResult:
     in_force, space, rng = request.in_force, request.space, np.random.default_rng(request.seed)
     trials = Trials(policy, aggregated(request.situation))
     reference = trials.measure(in_force)
-    found = Found(in_force, in_force, 1.0, reference, reference, [Trial(in_force, "simulated", 1.0)])
+    found = BestFound(in_force, in_force, 1.0, reference, reference, [Trial(in_force, "simulated", 1.0)])
     for _ in range(1, request.trials):
         config = space.project(space.drawn(rng), otherwise=in_force)
         try:
@@ -301,7 +301,7 @@ def parts(workload: Workload, cluster: Cluster, asked: argparse.Namespace, optio
     return found
 
 
-def true_gain(situation: Situation, asked: argparse.Namespace, found: Found) -> float:
+def true_gain(situation: Situation, asked: argparse.Namespace, found: BestFound) -> float:
     before, after = (measure(situation, registry.create(asked.policy, config)) for config in (found.in_force, found.best))
     return reward_of(asked.objective, before, after)
 

@@ -52,11 +52,11 @@ def learnt_from(past: Past, policy: str, config: Mapping[str, Any], options: Opt
     first = float(past.workload.submitted[0]) if len(past.workload) else 0.0
     begin = first + WARM_UP_SHARE * (past.until - first)
     looks = _Looks(policy, options, begin, (past.until - begin) / REPLAY_LOOKS)
-    # What was seen before it failed, or its time was over, counts.
+    # Samples from before the failure, or the end of its time, count.
     with contextlib.suppress(SimulationError, Hangs), bounded(REPLAY_SHARE * past.seconds):
         simulate(past.workload, past.cluster, registry.create(policy, config), replace(options, until=past.until), control=looks)
     learnt_at = 0
-    for waits in (True, False):  # where nobody waits, later arrivals may have to
+    for waits in (True, False):  # where no job waits now, later arrivals may have to
         looked = [situation for situation, so in looks.seen if so == waits]
         chosen = np.unique(np.linspace(0, len(looked) - 1, min(SEARCHES, len(looked))).round().astype(int))
         for number in rng.permutation(chosen).tolist():
@@ -75,7 +75,7 @@ def learnt_from(past: Past, policy: str, config: Mapping[str, Any], options: Opt
 
 @dataclass
 class _Looks:
-    """What a simulated past looked like."""
+    """Takes situations from a simulated past, evenly spread over it."""
 
     policy: str
     options: Options

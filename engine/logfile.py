@@ -39,7 +39,7 @@ class Piece(NamedTuple):
 _NOWHERE = Place("", 0)
 
 
-class Times(NamedTuple):
+class WriteTimes(NamedTuple):
     """When what stands in a file was written: offsets, and the time from each of them on."""
 
     offsets: list[int]
@@ -50,9 +50,9 @@ class Times(NamedTuple):
         return self.moments[index] if index >= 0 else None
 
 
-def read_times(path: Path) -> Times:
+def read_times(path: Path) -> WriteTimes:
     """The times beside a log; none where nobody has kept them."""
-    found = Times([], [])
+    found = WriteTimes([], [])
     file = _open(path.with_name(f"{path.name}.times"))
     if file is None:
         return found

@@ -17,8 +17,8 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Time = Annotated[float, msgspec.Meta(ge=0, le=4e9)]  #: seconds since the epoch
 Small = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Whole = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
-LARGEST = 1e300
-Figure = Annotated[float, msgspec.Meta(ge=-LARGEST, le=LARGEST)]  #: a finite number
+LARGEST_FIGURE = 1e300
+Figure = Annotated[float, msgspec.Meta(ge=-LARGEST_FIGURE, le=LARGEST_FIGURE)]  #: a finite number
 MOST_WORDS = 2000  #: characters of a message
 LONGEST_NAME = 200  #: characters of the name of a metric, a stage and the like
 MOST_VALUES = 1000  #: of one record

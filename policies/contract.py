@@ -212,7 +212,7 @@ class Allocation:
     begin_from: int | None = None
     #: A job (id) that waits, and that trains together with this one on its GPUs, a head each, until one of them is at its target; the other
     #: goes on from there (002 ch. 3.2, spatial transfer). None: it trains alone. Live that is their first steps, where both say
-    #: ``merge: transfer`` and it was measured to be worth it; else the daemon refuses it.
+    #: ``merge: transfer`` and it was measured to be worth it, and until then the other one waits; else the daemon refuses it.
     joint: int | None = None
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
-from stoker.engine.scheduling.guards import Actions, Evictions, Limits, protect, reconcile
+from stoker.engine.scheduling.guards import Actions, Evictions, PreemptionLimits, protect, reconcile
 from stoker.engine.scheduling.plan_check import check
 from stoker.policies.contract import Allocation, Demand, Gpus, Jobs, Memory, Need, Nodes, Phase, Plan, Policy, Profile, View
 from stoker.policies.placement.consolidated import Placement
@@ -244,7 +244,7 @@ class World:
 
     nodes: Sequence[int]
     jobs: dict[int, Job]
-    limits: Limits = Limits()
+    limits: PreemptionLimits = PreemptionLimits()
     unusable: Sequence[int] = ()
     seconds: float = 10.0  #: a tick
     progress: bool = False  #: jobs with a known length work and end

@@ -22,7 +22,7 @@ from .board import Board
 from .silence import Fleet
 
 PATIENCE = 10.0  #: seconds that a runner gets to answer
-MOST = 100  #: requests that may wait for one runner
+MOST_WAITING = 100  #: requests that may wait for one runner
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +89,8 @@ class RemoteLogs:
             was = {"stopped": "has stopped", "gone": "was declared dead"}
             raise self._lies(source, was.get(source.state) or f"has been silent for {self._silent(source)}")
         asked = self._asked.setdefault(source.node, {})
-        if len(asked) >= MOST:
-            raise LimitExceeded(f"{MOST} readers of logs wait for runner {source.node} already: try again later")
+        if len(asked) >= MOST_WAITING:
+            raise LimitExceeded(f"{MOST_WAITING} readers of logs wait for runner {source.node} already: try again later")
         request = LogRequest(
             number=next(self._numbers), job=source.job, lease=source.lease, node_rank=source.node_rank, lines=lines,
             file=None if at is None else at.file, offset=0 if at is None else at.offset,

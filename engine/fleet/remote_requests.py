@@ -13,7 +13,7 @@ from ..errors import LimitExceeded, StokerError, Unreachable, UsageError
 from ..protocol import Asked, AskRequest, Assignments, Poll
 from .board import Board
 
-MOST = 64  #: messages that may be under way to the servers of one runner
+MOST_UNDER_WAY = 64  #: messages that may be under way to the servers of one runner
 _FAILED: dict[str, type[StokerError]] = {"busy": LimitExceeded, "unreachable": Unreachable, "refused": UsageError}
 
 
@@ -35,8 +35,8 @@ class RemoteRequests:
     async def ask(self, node: str, job: int, name: str, lease: int, requests: list[Any], timeout: float) -> list[Any]:
         """The answers of a server. Whoever calls sees to it that it does not wait for ever."""
         under_way = self._open.setdefault(node, {})
-        if len(under_way) >= MOST:
-            raise LimitExceeded(f"{MOST} messages wait for servers of runner {node} already: ask again later")
+        if len(under_way) >= MOST_UNDER_WAY:
+            raise LimitExceeded(f"{MOST_UNDER_WAY} messages wait for servers of runner {node} already: ask again later")
         request = AskRequest(number=next(self._numbers), job=job, name=name, lease=lease, requests=requests, timeout=timeout)
         under_way[request.number] = one = _Open(request, asyncio.get_running_loop().create_future())
         self._board.wake(node)

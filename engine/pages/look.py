@@ -14,7 +14,7 @@ from ..json_rows import objects
 if TYPE_CHECKING:
     from ..services import Services
 
-MOST = 10_000  #: jobs that have not ended
+MOST_JOBS = 10_000  #: jobs that have not ended
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ async def timed_look(daemon: Services) -> tuple[Look, float]:
 
 def _read(daemon: Services) -> Look:
     began, store = time.thread_time(), daemon.store
-    jobs = objects(store, "pages/now_jobs", MOST)
+    jobs = objects(store, "pages/now_jobs", MOST_JOBS)
     for row in jobs:
         row["labels"] = json.loads(row["labels"] or "{}")
     return Look(

@@ -322,7 +322,7 @@ def _jobs(
 
 
 def _kept(known: Floats, whole: Floats) -> Floats | None:
-    """What jobs keep of their memory between their turns."""
+    """The memory that jobs keep between their turns."""
     return None if np.isnan(known).all() else np.where(np.isnan(known), whole, np.minimum(known, whole))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ...policies.contract import Phase, Plan
 from ...policies.estimate.transfers import Joint
-from .agenda import Agenda, Kind
+from .agenda import Agenda, EventKind
 from .results.recorder import Recorder
 from .table import Job, Table
 
@@ -96,7 +96,7 @@ class Merging:
         other.speed = ratio * job.speed if job.phase == Phase.ACTIVE else 0.0
         self._agenda.void(partner)
         if other.speed > 0:
-            self._agenda.put(other.since + other.left / other.speed, Kind.END, partner)
+            self._agenda.put(other.since + other.left / other.speed, EventKind.END, partner)
 
     def leave(self, job: Job, gpus: Sequence[int]) -> None:
         """It leaves its GPUs, and with it who has trained there."""

@@ -106,7 +106,7 @@ def _gradients(root: Any, numbers: Iterable[tuple[int, int]], last: int, device:
     starts = sorted(numbers)
 
     def turn(node: Any) -> int:
-        """The place with which autograd goes through a node. What was computed after a call goes back with the next call."""
+        """The place with which autograd goes through a node. Operations after a call go back with the next call."""
         number = node._sequence_nr()
         place = max((place for first, place in starts if first <= number), default=-1)
         return min(place + 1, last)

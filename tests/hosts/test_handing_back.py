@@ -21,7 +21,7 @@ from stoker.engine.scheduling.view import snapshot
 from stoker.engine.spec.model import JobSpec
 from stoker.policies import registry
 from stoker.runners.handover import handed_back
-from stoker.runners.host.runs import Phase
+from stoker.runners.host.runs import RunPhase
 from stoker.runners.lease.rundir import RunDir
 
 
@@ -106,15 +106,15 @@ def test_it_waits_for_its_daemon_from_when_its_jobs_have_ended(monkeypatch: pyte
     """However long they take to stop: the daemon hears of that only then."""
     now = 1000.0
     monkeypatch.setattr(handed_back.time, "monotonic", lambda: now)
-    back, run = handed_back.HandedBack(None), SimpleNamespace(phase=Phase.LIVE)
+    back, run = handed_back.HandedBack(None), SimpleNamespace(phase=RunPhase.LIVE)
     runs: Any = [run]
     assert not back.waits_in_vain([])  # it is not handed back
     back.begin()
-    now += 10 * handed_back.AWAY
+    now += 10 * handed_back.LONGEST_ABSENCE
     assert not back.waits_in_vain(runs)
-    run.phase = Phase.ENDED
+    run.phase = RunPhase.ENDED
     assert not back.waits_in_vain(runs)
-    now += handed_back.AWAY + 1
+    now += handed_back.LONGEST_ABSENCE + 1
     assert not back.waits_in_vain(runs, taken=now - 1) and back.waits_in_vain(runs)
 
 

@@ -86,7 +86,7 @@ def test_what_is_asked_is_told_once_and_answered_whoever_is_still_there(monkeypa
         assert not fresh.done()
         fresh.cancel()
         await asyncio.sleep(0)
-        monkeypatch.setattr(remote_requests, "MOST", 1)
+        monkeypatch.setattr(remote_requests, "MOST_UNDER_WAY", 1)
         asked = ask("x")
         await asyncio.sleep(0)
         with pytest.raises(LimitExceeded, match="1 messages wait for servers of runner n1 already: ask again later"):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given as for_all
 from hypothesis import settings
 from hypothesis import strategies as st
-from stoker.engine.scheduling.guards import Limits, protect
+from stoker.engine.scheduling.guards import PreemptionLimits, protect
 from stoker.engine.scheduling.plan_check import check
 from stoker.engine.sim.cluster import Cluster
 from stoker.engine.sim.run_options import Costs, Errors, Options
@@ -537,7 +537,7 @@ def test_every_plan_is_valid_complete_and_deterministic(name: str, config: dict[
 @for_all(view=views(deadlines=True))
 @pytest.mark.sampled(2)
 def test_protected_jobs_stay(name: str, config: dict[str, Any], view: View):
-    view = protect(view, Limits(min_run_time=50, max_preemptions=3))
+    view = protect(view, PreemptionLimits(min_run_time=50, max_preemptions=3))
     runs = all_given(plan(name, view, **config), view)
     assert view.jobs.protected is not None
     for row in np.flatnonzero((view.jobs.phase == Phase.ACTIVE) & view.jobs.protected):

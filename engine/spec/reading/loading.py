@@ -9,7 +9,7 @@ from ..model import PipelineOptions, Retired, Reuse, Stage, Switch, Tuner
 from . import fields
 from .fields import Reader
 from .tree import Node, shown
-from .units import LARGEST, LONGEST, format_duration
+from .units import LARGEST_SIZE, LONGEST_DURATION, format_duration
 
 MAX_REPEAT = 1_000
 MAX_BUFFER = 10**9  #: samples
@@ -118,7 +118,7 @@ def reuse_problems(given: Reuse) -> Iterator[tuple[str, str]]:
         yield "reuse.shuffle_buffer", f"must be between 1 and {MAX_BUFFER} samples, not {given.shuffle_buffer}"
     if not 1 <= given.shuffle_batches <= MAX_BUFFER:  # nan is refused too
         yield "reuse.shuffle_buffer.batches", f"must be at least 1, so that a batch fits into the buffer, not {given.shuffle_batches:g}"
-    if not 1 <= given.memory <= LARGEST:
+    if not 1 <= given.memory <= LARGEST_SIZE:
         yield "reuse.memory", "must be between 1 byte and 1 PiB"
     if isinstance(given.peak, (int, float)) and not 0 < given.peak <= MAX_RATE:
         yield "reuse.peak", f"must be a learning rate above 0 and at most {MAX_RATE:g}, rule or search, not {given.peak:g}"
@@ -152,9 +152,9 @@ def pipeline_problems(given: PipelineOptions) -> Iterator[tuple[str, str]]:
             yield "pipeline.workers", f"there is no stage {shown(stage)}; there are {', '.join(WORKERS)}"
         elif not 1 <= workers <= MAX_WORKERS:
             yield f"pipeline.workers.{stage}", f"must be between 1 and {MAX_WORKERS}, not {workers}"
-    if given.memory is not None and not 1 <= given.memory <= LARGEST:
+    if given.memory is not None and not 1 <= given.memory <= LARGEST_SIZE:
         yield "pipeline.memory", "must be between 1 byte and 1 PiB"
-    if not 0 <= given.interval <= LONGEST:
+    if not 0 <= given.interval <= LONGEST_DURATION:
         yield "pipeline.interval", f"must be at least 50ms and shorter than 100 years, not {given.interval:g} s"
     elif given.interval < 0.05:
         yield "pipeline.interval", f"must be at least 50ms, so that there is something to measure, not {format_duration(given.interval)}"

@@ -10,7 +10,7 @@ from ..trace import TraceJob
 from .family import Family, Jobs, each_row, plain
 from .rows import Context, Drop, Row, TraceSource
 from .tables import duration_of
-from .titan_tables import Kind
+from .titan_tables import TaskKind
 
 _POLLUX_JOB = plain("time", "num_replicas", key="name", duration=None, model="application", batch="batch_size")
 _TITAN_JOB = plain("submission_time", "num_gpus", key="name", duration=None, model="application", batch="target_batch_size")
@@ -38,12 +38,12 @@ def _titan(row: Row) -> TraceJob:
     return job
 
 
-def _kind(row: Row) -> Kind:
+def _kind(row: Row) -> TaskKind:
     backbone, _, task = row.key("application").partition("@")
     batch = row.count("target_batch_size")
     if not batch:
         raise Drop("no target_batch_size", "target_batch_size: is empty, or no number of samples from 1 on")
-    return Kind(backbone, task, batch, row.number("target_lr"), row.key("target_gradient_steps"), row.number("target_metric"))
+    return TaskKind(backbone, task, batch, row.number("target_lr"), row.key("target_gradient_steps"), row.number("target_metric"))
 
 
 def _titans(source: TraceSource, context: Context) -> Jobs:

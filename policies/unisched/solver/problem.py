@@ -114,7 +114,7 @@ def stopped_clock() -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SolverLimits:
     """How far to go. All but ``seconds`` are counted, so without a limit in seconds an answer depends on the problem alone."""
 
     gap: float = 0.01  #: relative gap that is good enough, below 1
