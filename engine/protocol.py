@@ -32,7 +32,6 @@ NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 NODE_FORM = "up to 100 letters, digits, '.', '_' and '-', beginning with a letter or digit"
 
 DIGEST = r"^[0-9a-f]{64}$"  #: SHA-256
-BY_DIGEST = "sha256:"  #: before it, where a directory could stand
 
 SERVER_SOCKET = "infer.sock"  #: of a lease that serves a model, in its run directory: a line of JSON in, a line out
 LONGEST_REQUEST = 1 << 20  #: bytes of such a line
@@ -190,7 +189,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     node_rank: int = 0
     nodes: int = 1
     rendezvous: str = ""  #: host:port of the first node, for gangs over several nodes; empty: the port is not known yet, so it waits
-    snapshot: str | None = None  #: directory of the copied tree, in place of spec.workdir, or `BY_DIGEST` and by which the daemon has it
+    snapshot: str | None = None  #: directory of the copied tree, in place of spec.workdir, or sha256: and its digest
     resume: int = 0  #: attempts that ran before
     profile: bool = False  #: it is only to measure its speed, on fewer GPUs than the gang, and to leave nothing of its training
     gpu_memory: int = 0  #: bytes that it needs of each GPU, by which all judge: as its spec says, or as measured of its model; 0: not known

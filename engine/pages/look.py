@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from ..services import Services
 
 MOST_JOBS = 10_000  #: jobs that have not ended
-Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ MAY_IMPORT = {
         "engine.errors", "engine.format", "engine.home", "engine.jobs.states",
         "engine.store.sqlfiles", "engine.spec", "engine.streams",
         "engine.report", "engine.adhoc.quack", "engine.sim", "engine.traces", "policies",
-        "engine.autosched.learning", "engine.autosched.simulated_tuning", "engine.autosched.situation",
+        "engine.autosched.simulated_tuning", "engine.autosched.situation",
         "engine.autosched.moment_of_trace", "engine.autosched.summary", "engine.autosched.search_process",
         "engine.prompts", "engine.hosts",
     ),
