@@ -116,6 +116,14 @@ def test_it_waits_for_its_daemon_from_when_its_jobs_have_ended(monkeypatch: pyte
     assert not back.waits_in_vain(runs)
     now += handed_back.LONGEST_ABSENCE + 1
     assert not back.waits_in_vain(runs, taken=now - 1) and back.waits_in_vain(runs)
+    # Not beyond its time, unless a daemon is there and takes the rest.
+    monkeypatch.setattr(handed_back, "boot_clock", lambda: now)
+    limited = handed_back.HandedBack(now + handed_back.LAST_WORDS)
+    limited.begin()
+    now += handed_back.LAST_WORDS - 1
+    assert not limited.waits_in_vain(runs)
+    now += 2
+    assert limited.waits_in_vain(runs) and not limited.waits_in_vain(runs, taken=now - 1)
 
 
 @pytest.mark.slow
