@@ -100,7 +100,7 @@ class Board:
         led = [lease for lease, *_, source, _, joint in rows if source is not None or joint is not None]
         sources = {lease: found for lease, *found in self._store.rows("policy/lease_sources", led)} if led else {}
         for lease, text, owner, snapshot, memory, source, offered, joint in rows:
-            place, run_dir, trained_as, partner = sources.get(lease, (None,) * 4)
+            place, run_dir, trained_as, partner = sources.get(lease, (None, None, None, ""))
             spec = _given(text)
             if trained_as is not None and spec.get("recipe") is not None:
                 spec = _built_alike(spec, json.loads(trained_as))
