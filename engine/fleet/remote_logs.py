@@ -75,11 +75,16 @@ class RemoteLogs:
         if source.state in ("stopped", "gone", "suspect"):
             was = {"stopped": "has stopped", "gone": "was declared dead"}
             raise self._lies(source, was.get(source.state) or f"has been silent for {self._silent(source)}")
-        lease = {"job": source.job, "lease": source.lease, "node_rank": source.node_rank, "lines": lines}
-        place = {} if at is None else {"file": at.file, "offset": at.offset}
+
+        def request(number: int) -> LogRequest:
+            return LogRequest(
+                number=number, job=source.job, lease=source.lease, node_rank=source.node_rank, lines=lines,
+                file=None if at is None else at.file, offset=0 if at is None else at.offset,
+            )  # fmt: skip
+
         try:
             async with asyncio.timeout(PATIENCE):
-                piece = await self._requests.ask(LOGS, source.node, lambda number: LogRequest(number=number, **lease, **place))
+                piece = await self._requests.ask(LOGS, source.node, request)
         except TimeoutError:
             raise self._lies(source, f"does not answer, and was last heard {self._silent(source)} ago") from None
         if piece is None:

@@ -150,7 +150,7 @@ class Poller(threading.Thread):
                 self._send_log(request)
             for asked in answer.asks:
                 self._hand_on(asked)
-            taken = max((one.number for one in (*answer.logs, *answer.asks)), default=taken)
+            taken = max([*(one.number for one in answer.logs), *(one.number for one in answer.asks)], default=taken)
             if answer.version != version:
                 version = answer.version
                 self._deliver(answer, None)
