@@ -1,4 +1,4 @@
-"""What the daemon's process is made of: the store, what is kept in memory of it, the periodic tasks; and how it ends in time."""
+"""The parts of the daemon's process: the store, what is kept in memory of it, the periodic tasks; and how it ends in time."""
 
 from __future__ import annotations
 

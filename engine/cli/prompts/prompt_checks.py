@@ -1,4 +1,4 @@
-"""What is wrong with a work on prompts as far as this host can tell, before any job is made of it."""
+"""Checks of a work on prompts, as far as this host can tell, before any job is made of it."""
 
 from __future__ import annotations
 
