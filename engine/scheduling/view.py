@@ -59,8 +59,9 @@ def snapshot(con: duckdb.DuckDBPyConnection, pool: str, now: float, overheads: O
     divided = Beside(lease_id, seen.divided, "lease_id")
     table = _jobs(jobs, seen.work, leases, divided, _rows_of_held(gpus.id, seen.held), seen.tiers, profile, overhead, now)
     slowdowns = slowdowns_of(seen.slowdowns, profiles, seen.gpus["product"])
-    transfers, ended = transfers_of(seen.bank, seen.gains, known)
-    view = View(now, pool, table, gpus, nodes, profiles, slowdowns=slowdowns, transfers=transfers, ended=ended)
+    transfers, left = transfers_of(seen.bank, seen.gains, known)
+    ended = {row: job for job, row in left.items()}  # of each the newest, which comes last
+    view = View(now, pool, table, gpus, nodes, profiles, slowdowns=slowdowns, transfers=transfers, ended=ended, left=left)
     found = Snapshot(view, lease_id, leases.seconds("expires_at", np.inf), leases.floats("profile", 0.0) > 0, seen.ineligible)
     return _checkpoint_first(_within_places(found, seen), seen)
 
@@ -325,7 +326,7 @@ def _jobs(
 
 
 def _kept(known: Floats, whole: Floats) -> Floats | None:
-    """What jobs keep of their memory between their turns."""
+    """The memory that jobs keep between their turns."""
     return None if np.isnan(known).all() else np.where(np.isnan(known), whole, np.minimum(known, whole))
 
 

@@ -1,4 +1,4 @@
-"""Who takes part in the next step of a group of replicas, from whom those who lag copy the weights, and whether they may go on at all.
+"""Members of the next step of a group of replicas, from whom those who lag copy the weights, and whether they may go on at all.
 
 torchft's lighthouse tells who is there. That keeps a group whole within one lighthouse; each member runs one, so that none is a single
 point of failure, and what keeps two groups from training side by side is `decide`: all who were told of the same members decide alike.

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from afar import Clock, Daemon
 from scripted import run
+from spec_as_yaml import dump
 from stoker.engine.api.jobs.retries import Retry, _again
 from stoker.engine.errors import Conflict, UsageError
 from stoker.engine.fleet import registration
@@ -22,7 +23,6 @@ from stoker.engine.jobs.submission import SubmitRequest, submit
 from stoker.engine.protocol import Assignment, Record, Records, Report
 from stoker.engine.scheduling.view import snapshot
 from stoker.engine.spec.build import Context
-from stoker.engine.spec.dump import dump
 from stoker.engine.spec.model import JobSpec, Provenance, Submission
 from stoker.engine.spec.reading.load import load_text
 from stoker.policies import registry
