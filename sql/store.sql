@@ -116,6 +116,7 @@ ORDER BY d.job_id
 -- What is needed to end leases: their jobs with their counters. `reported`: whether the progress is this lease's, not that of an attempt before.
 SELECT l.id, l.job_id, l.gpu_count, epoch(l.granted_at) AS granted_at, epoch(l.started_at) AS started_at, l.stop_reason, l.profile, l.share, coalesce(j.unmeasured, 0) AS unmeasured,
        j.excluded, j.failures, j.preemptions, j.cancel_requested, j.held, j.run_time, j.attained, j.spec, p.metric, p.step, p.total_steps,
+       (SELECT d.job_id FROM dependencies d WHERE d.job_id = CAST(l.options ->> 'joint' AS BIGINT) AND d.needs = j.id AND NOT d.met) AS joint,
        coalesce(p.updated_at >= l.started_at, false) AND m.seq IS NOT NULL AS reported
 FROM leases l JOIN jobs j ON j.id = l.job_id LEFT JOIN progress p ON p.job_id = j.id
 LEFT JOIN report_marks m ON m.lease_id = l.id AND m.rank = 0
@@ -151,6 +152,15 @@ FROM workers w JOIN leases l ON l.id = w.lease_id
 WHERE w.node_id = $1 AND w.state IN ('starting', 'running') AND l.state <> 'ended'
   AND w.lease_id NOT IN (SELECT unnest($2::BIGINT[]))
 ORDER BY w.lease_id
+
+-- name: free_partners
+-- Of jobs ($1), each with one that a plan is to train together with it ($2), those whose other one waits for nothing but GPUs, has not
+-- trained, and has not waited for that before, with which nothing came of it.
+SELECT j.id, p.id
+FROM (SELECT unnest($1::BIGINT[]) AS job, unnest($2::BIGINT[]) AS partner) w JOIN jobs j ON j.id = w.job JOIN jobs p ON p.id = w.partner
+WHERE p.state = 'pending' AND p.owner = j.owner AND NOT EXISTS (FROM progress q WHERE q.job_id = p.id AND q.checkpoint_step IS NOT NULL)
+  AND NOT EXISTS (FROM dependencies d WHERE d.job_id = p.id AND d.needs = j.id)
+  AND NOT EXISTS (FROM beginnings b WHERE b.job_id = p.id AND b.state = 'joint')
 
 -- name: gpu_nodes
 -- Runner of each of the given GPUs.
@@ -223,9 +233,9 @@ FROM workers w JOIN leases l ON l.id = w.lease_id JOIN jobs j ON j.id = l.job_id
 WHERE w.lease_id IN (SELECT unnest($1::BIGINT[])) AND l.state <> 'ended' AND w.state <> 'exited'
 
 -- name: joint_leases
--- Jobs, the jobs with which their leases train first, the specs of both, and whether the other one still waits: it may have been started
--- meanwhile, and then it has trained by itself.
-SELECT j.id, p.id, j.spec, p.spec, p.finished_at IS NULL AND p.lease_id IS NULL AND p.attempts = 0 AS waits
+-- Jobs, the jobs with which their leases train first, the specs of both, and whether the other one still waits: one that an older version
+-- did not hold back may have been started meanwhile, and then it has trained by itself.
+SELECT j.id, p.id, j.spec, p.spec, p.finished_at IS NULL AND p.lease_id IS NULL AND NOT EXISTS (FROM progress q WHERE q.job_id = p.id AND q.checkpoint_step IS NOT NULL) AS waits
 FROM jobs j JOIN leases l ON l.id = j.lease_id JOIN jobs p ON p.id = CAST(l.options ->> 'joint' AS BIGINT)
 WHERE j.id IN (SELECT unnest($1::BIGINT[])) AND p.owner = j.owner
 
@@ -300,8 +310,10 @@ WHERE n.id = $1 AND j.finished_at IS NULL AND j.not_sent IS NOT NULL
 SELECT count(*), max(seq) FROM events WHERE epoch(ts) < $1 AND seq < (SELECT max(seq) FROM events)
 
 -- name: own_adapters
--- Those of the given adapters ($2) that are of the user of a job ($1): nobody else is believed.
-SELECT a.job_id FROM adapters a JOIN jobs j ON j.owner = a.owner WHERE j.id = $1 AND a.job_id IN (SELECT unnest($2::BIGINT[]))
+-- Those of the given adapters ($2) that are of the user of a job ($1), nobody else is believed; and not of a half of a training together.
+SELECT a.job_id
+FROM adapters a JOIN jobs j ON j.owner = a.owner
+WHERE j.id = $1 AND a.job_id IN (SELECT unnest($2::BIGINT[])) AND (j.begins IS DISTINCT FROM 'joint' OR a.job_id <> j.begin_after)
 
 -- name: owners_and_specs
 -- Owners and specs of jobs, and what is known of their beginnings.

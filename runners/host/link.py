@@ -37,7 +37,7 @@ from ...engine.protocol import (
 )
 from ..network.probe import place_of_checkpoints
 from . import report_tail as tail
-from .runs import Phase, Run
+from .runs import Run, RunPhase
 
 log = logging.getLogger("stoker.runner")
 
@@ -244,7 +244,7 @@ class Outbox:
         for run in runs:
             if run.disowned:
                 continue
-            ended = run.phase is Phase.ENDED  # read before its reports: after the end nothing is added to them
+            ended = run.phase is RunPhase.ENDED  # read before its reports: after the end nothing is added to them
             batches, complete = news(run, room)
             for batch in batches:
                 rank = batch.rank

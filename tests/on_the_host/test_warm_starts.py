@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from e2e import servers_of
+from forked import Forked
 from stoker.engine import identity
 from stoker.engine.home import Home
 from stoker.engine.identity import Process
@@ -22,7 +23,7 @@ from stoker.runners.host.launch import prepare
 from stoker.runners.lease import processes
 from stoker.runners.lease.rundir import RunDir
 from stoker.runners.warm import fork_server
-from stoker.runners.warm.warm_starts import Kind, Server, WarmStarts
+from stoker.runners.warm.warm_starts import ServerKind, WarmServer, WarmStarts
 from test_agent import Host, until
 from waiting import patient
 
@@ -49,7 +50,7 @@ def job(lease: int, **spec: Any) -> Assignment:
 class Warm(Host):
     """A host whose agent starts jobs by fork where it can."""
 
-    def start(self, *options: str) -> subprocess.Popen[str]:
+    def start(self, *options: str) -> Forked:
         return super().start("--warm", "auto", *options)
 
     def servers(self) -> list[Process]:
@@ -135,7 +136,8 @@ def said(host: Warm) -> str:
     """Let the agent leave; what it has logged."""
     agent = host.agents[-1]
     agent.send_signal(signal.SIGTERM)
-    return agent.communicate(timeout=patient(60))[1]
+    agent.wait(patient(60))
+    return host.said()
 
 
 @pytest.mark.slow
@@ -256,7 +258,7 @@ print(fork_server.unfit())
 @pytest.mark.slow
 @pytest.mark.parametrize("forks", [20, pytest.param(1000, marks=pytest.mark.nightly)])
 def test_forks_leak_nothing(forks: int, tmp_path: Path) -> None:
-    server = Server.start(Kind(None), {**os.environ, "OMP_NUM_THREADS": "1", "STOKER_TAG": "-" * fork_server.TAG_PLACE}, "")
+    server = WarmServer.start(ServerKind(None), {**os.environ, "OMP_NUM_THREADS": "1", "STOKER_TAG": "-" * fork_server.TAG_PLACE}, "")
     try:
         until(lambda: server.ready or server.gone)
         assert server.ready, server.why
