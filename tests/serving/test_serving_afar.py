@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import threading
@@ -198,11 +199,11 @@ def test_a_server_of_another_host_isasked_through_its_runner(afar: Jobs, home: H
     failed: list[str] = []
 
     def in_flight() -> None:
-        own = Client(afar.client.home, afar.client.url, afar.client.token)
-        try:
-            ask("raise", 500.0, timeout=500.0, client=own)  # it is killed before
-        except StokerError as error:
-            failed.append(str(error))
+        with contextlib.closing(Client(afar.client.home, afar.client.url, afar.client.token)) as own:
+            try:
+                ask("raise", 500.0, timeout=500.0, client=own)  # it is killed before
+            except StokerError as error:
+                failed.append(str(error))
 
     def failures() -> int:
         return str(afar.client.get("/v1/jobs/slow/logs", lines=500)["text"]).count("a request failed so")
