@@ -42,8 +42,8 @@ from typing import Any
 
 import numpy as np
 from common import arguments, machine, progress, show
+from learnt_before import Past, learnt_from
 from stoker.engine.autosched import search_process
-from stoker.engine.autosched.learning import Past, learnt_from
 from stoker.engine.autosched.moment_of_trace import history_of, situation_of, stand_at
 from stoker.engine.autosched.search_process import SearchRequest, SearchResult, Trials, find
 from stoker.engine.autosched.simulated_tuning import SimulatedTuning

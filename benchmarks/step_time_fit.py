@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from stoker.policies.arrays import Bools, Floats, Ints
-from stoker.policies.estimate.goodput import MOST_OVERLAP, StepTime
+from stoker.policies.estimate.goodput import StepTime
+
+MOST_OVERLAP = 10.0  #: the paper's bound on gamma: near enough to the maximum of the two times
 
 
 def fit_step_time(nodes: Ints, gpus: Ints, local_batch: Ints, step_time: Floats, sync_time: Floats) -> StepTime:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 from stoker.engine.scheduling.guards import Actions, Evictions, PreemptionLimits, protect, reconcile
-from stoker.engine.scheduling.plan_check import check, complete
-from stoker.policies.contract import Demand, Gpus, Jobs, Memory, Need, Nodes, Phase, Plan, Policy, Profile, View
+from stoker.engine.scheduling.plan_check import check
+from stoker.policies.contract import Allocation, Demand, Gpus, Jobs, Memory, Need, Nodes, Phase, Plan, Policy, Profile, View
 from stoker.policies.placement.consolidated import Placement
 
 NOW = 1_000_000.0
@@ -153,6 +153,13 @@ class Kept:
 def written_out(plan: Plan, view: View) -> Plan:
     """The same plan with every job that is to have GPUs in it."""
     return dataclasses.replace(plan, allocations=complete(plan, view))
+
+
+def complete(plan: Plan, view: View) -> dict[int, Allocation]:
+    """The allocation of every job that is to have GPUs, including jobs that keep theirs."""
+    jobs = view.jobs
+    rows = [row for row in np.flatnonzero(jobs.phase == Phase.ACTIVE).tolist() if int(jobs.id[row]) not in plan.preempt]
+    return {int(jobs.id[row]): Allocation(tuple(jobs.allocation(row).tolist())) for row in rows} | dict(plan.allocations)
 
 
 def given(plan: Plan) -> dict[int, tuple[int, ...]]:

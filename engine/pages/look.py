@@ -1,10 +1,9 @@
-"""What all open pages are made of: one read of the queue, of who is on which GPU, and of what happened."""
+"""One look at the database for all open pages: the queue, who is on which GPU, and what happened."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from ..services import Services
 
 MOST_JOBS = 10_000  #: jobs that have not ended
-Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,7 @@ def _draft(node: Node, context: Context, fallback_name: str, place: str) -> _Dra
     values: dict[str, Any] = {}
     for name in (name for name in given if name not in DEMANDS):
         with errors.part():
-            values[name] = FIELDS[name].read(given[name], name)
+            values[name] = FIELDS[name](given[name], name)
     with errors.part():
         values["demand"] = demand(given, context.now)
     if (recipe := (context.recipes or {}).get(values.get("recipe", ""))) is not None:

@@ -119,7 +119,7 @@ class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A block of a job that follows from its type alone.
 
     A new one is a subclass and the line ``name: Subclass | None = None`` in `JobSpec`: `reading.blocks` reads it from YAML and from
-    ``--set name.field=value``, and writes it. What is not to be left out stands in docs/job-spec.md.
+    ``--set name.field=value``. What is not to be left out stands in docs/job-spec.md.
     """
 
     changes_speed: ClassVar[bool] = True  #: whether a GPU does something else in a step because of it, see `JobSpec.signature`

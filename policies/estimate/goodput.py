@@ -25,7 +25,6 @@ from ..arrays import Floats, Ints
 Numbers = Floats | Ints | float | int
 
 _CANDIDATES = 50  #: batch sizes tried for an allocation, in geometric progression
-MOST_OVERLAP = 10.0  #: the paper's bound on gamma: near enough to the maximum of the two times
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What has been merged, from one plan to the next: a decision that two jobs help each other stands until one of them has ended."""
+"""Merges that stand from one plan to the next: a decision that two jobs help each other holds until one of them has ended."""
 
 from __future__ import annotations
 

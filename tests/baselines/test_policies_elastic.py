@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import run, workload
 from stoker.engine.scheduling.guards import PreemptionLimits, protect
-from stoker.engine.scheduling.plan_check import check, complete
+from stoker.engine.scheduling.plan_check import check
 from stoker.engine.sim.cluster import Cluster
 from stoker.engine.sim.run_options import Errors, Options
 from stoker.engine.sim.simulator import simulate
@@ -24,7 +24,7 @@ from stoker.policies.estimate.throughput import Profile, Throughput
 from stoker.policies.queues.elastic import Curve, Pool, pack, water_fill
 from stoker.policies.queues.exchange import exchange
 from stoker.policies.queues.timeline import Timeline, fill, follow
-from views import GIB, NOW, Job, Kept, World, make_view, reasons, views, written_out
+from views import GIB, NOW, Job, Kept, World, complete, make_view, reasons, views, written_out
 from views import given as given_gpus
 
 #: 1, 1.8, 2.4, 2.8, … times as fast on 1, 2, 3, 4, … GPUs: every further GPU helps less.

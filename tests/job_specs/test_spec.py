@@ -13,12 +13,12 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from spec_as_yaml import dump
 from stoker.engine.errors import UsageError
 from stoker.engine.spec import cron
 from stoker.engine.spec.build import Context
 from stoker.engine.spec.check import problems, require, require_all
 from stoker.engine.spec.click_options import OPTIONS, from_options, overrides, spec_options
-from stoker.engine.spec.dump import dump
 from stoker.engine.spec.expand import fired, submissions
 from stoker.engine.spec.model import Demand, Dependency, JobSpec, PipelineOptions, Retries, Reuse, Stop, Switch, Tier, Tuner
 from stoker.engine.spec.reading.job_fields import NAMES as FIELDS

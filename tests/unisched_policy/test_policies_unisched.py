@@ -12,7 +12,7 @@ from hypothesis import given as for_all
 from hypothesis import settings
 from hypothesis import strategies as st
 from stoker.engine.scheduling.guards import PreemptionLimits, protect
-from stoker.engine.scheduling.plan_check import check, complete
+from stoker.engine.scheduling.plan_check import check
 from stoker.engine.sim.cluster import Cluster
 from stoker.engine.sim.run_options import Costs, Errors, Options
 from stoker.engine.sim.simulator import simulate
@@ -24,7 +24,7 @@ from stoker.policies.unisched.modelling import model, standing_of
 from stoker.policies.unisched.roles import roles_of
 from stoker.policies.unisched.room import movers, shares
 from stoker.policies.unisched.solver.problem import Problem
-from views import GIB, NOW, Job, Kept, given, make_view, reasons, views
+from views import GIB, NOW, Job, Kept, complete, given, make_view, reasons, views
 
 BOUNDARY = 999_900.0  #: the cycle that NOW is in began here and lasts 300 s
 END = BOUNDARY + 300.0

@@ -1,10 +1,10 @@
-"""The fields of a job as people write them: how each is read, from a node to a value of the JobSpec, and how that is written."""
+"""The fields of a job as people write them: each with its reader: from a node to a value of the JobSpec."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 from ..check import MAX_AFTER, MAX_JOBS
 from ..cron import normalise
@@ -37,10 +37,6 @@ def _command(node: Node, field: str) -> tuple[str, ...]:
     return (*SHELL, node.value) if node.value.strip() else ()
 
 
-def _write_command(command: tuple[str, ...]) -> str | list[str]:
-    return command[2] if len(command) == 3 and command[:2] == SHELL and command[2].strip() else list(command)
-
-
 def _params(node: Node, field: str) -> dict[str, Any]:
     return {name: item.plain() for name, item in fields.entries(node, field, "a mapping of names to values").items()}
 
@@ -58,30 +54,12 @@ def _stop(node: Node, field: str) -> Stop:
     return Stop(**values)
 
 
-def _write_stop(stop: Stop) -> dict[str, Any]:
-    if stop.metric is None:
-        return {"iterations": stop.iterations}
-    return {"metric": stop.metric, "target": stop.target, "mode": stop.mode, "max_iterations": stop.iterations}
-
-
 def _retries(node: Node, field: str) -> Retries:
     if isinstance(node.value, dict):
         return Retries(**fields.struct(node, field, _RETRIES, "a mapping"))
     if isinstance(node.value, bool) or not isinstance(node.value, int):
         raise node.wrong(field, "a whole number, or a mapping such as {limit: 3, backoff: 30s}")
     return Retries(limit=node.value)
-
-
-def _write_retries(retries: Retries) -> int | dict[str, Any]:
-    if retries == Retries(retries.limit):
-        return retries.limit
-    return {
-        "limit": retries.limit,
-        "backoff": units.format_duration(retries.backoff),
-        "factor": retries.factor,
-        "max_backoff": units.format_duration(retries.max_backoff),
-        "never_on": list(retries.never_on),
-    }
 
 
 def _exit_codes(node: Node, field: str) -> tuple[int, ...]:
@@ -93,10 +71,6 @@ def _after(node: Node, field: str) -> tuple[Dependency, ...]:
     if len(listed) > MAX_AFTER:
         raise node.mark.error(field, f"names more than {MAX_AFTER} jobs")
     return tuple(fields.listed(listed, field, _dependency))
-
-
-def _write_after(after: tuple[Dependency, ...]) -> list[str | dict[str, str]]:
-    return [one.job if one.mode == "ok" else {"job": one.job, "mode": one.mode} for one in after]
 
 
 def _dependency(node: Node, field: str) -> Dependency:
@@ -205,47 +179,41 @@ _RETRIES: dict[str, Reader[Any]] = {
 DEMANDS: dict[str, Callable[[Node, str, float], Demand]] = {"demand": _best_effort, "deadline": _strict, "soft": _soft}
 
 
-class Field(NamedTuple):
-    read: Reader[Any]
-    write: Callable[[Any], Any] = lambda value: value  #: of the attribute that has its name
-
-
-_TEXT, _WORDS, _DURATION = Field(fields.text), Field(fields.words), Field(fields.duration, units.format_duration)
-#: the other fields of a job, in the order of the documentation
-FIELDS: dict[str, Field] = {
-    "name": _TEXT,
-    "recipe": _TEXT,
-    "command": Field(_command, _write_command),
-    "entrypoint": _TEXT,
-    "params": Field(_params),
-    "kind": Field(fields.choice(get_args(Kind))),
-    "backbone": _TEXT,
-    "pool": _TEXT,
-    "user": _TEXT,
-    "priority": Field(fields.whole),
-    "gpus": Field(_gpus),
-    "gpu_memory": Field(fields.size, units.format_size),
-    "stop": Field(_stop, _write_stop),
-    "env": _WORDS,
-    "env_file": _TEXT,
-    "workdir": _TEXT,
-    "reuse": Field(loading.reuse, loading.write_reuse),
-    "pipeline": Field(loading.pipeline, loading.write_pipeline),
-    "retries": Field(_retries, _write_retries),
-    "timeout": _DURATION,
-    "grace": _DURATION,
-    "hang_after": _DURATION,
-    "estimate": _DURATION,
-    "idempotency_key": _TEXT,
-    "labels": _WORDS,
-    "after": Field(_after, _write_after),
-    "hold": Field(fields.flag),
-    "array": Field(_array),
-    "cron": Field(_cron),
-    "warm": Field(fields.choice(("auto", "off"))),
-    "weights": _TEXT,
-    "begin": _TEXT,
-    "merge": _TEXT,
-    **{name: Field(partial(blocks.struct, kind), blocks.write) for name, kind in blocks.BLOCKS.items()},
+#: the other fields of a job
+FIELDS: dict[str, Reader[Any]] = {
+    "name": fields.text,
+    "recipe": fields.text,
+    "command": _command,
+    "entrypoint": fields.text,
+    "params": _params,
+    "kind": fields.choice(get_args(Kind)),
+    "backbone": fields.text,
+    "pool": fields.text,
+    "user": fields.text,
+    "priority": fields.whole,
+    "gpus": _gpus,
+    "gpu_memory": fields.size,
+    "stop": _stop,
+    "env": fields.words,
+    "env_file": fields.text,
+    "workdir": fields.text,
+    "reuse": loading.reuse,
+    "pipeline": loading.pipeline,
+    "retries": _retries,
+    "timeout": fields.duration,
+    "grace": fields.duration,
+    "hang_after": fields.duration,
+    "estimate": fields.duration,
+    "idempotency_key": fields.text,
+    "labels": fields.words,
+    "after": _after,
+    "hold": fields.flag,
+    "array": _array,
+    "cron": _cron,
+    "warm": fields.choice(("auto", "off")),
+    "weights": fields.text,
+    "begin": fields.text,
+    "merge": fields.text,
+    **{name: partial(blocks.struct, kind) for name, kind in blocks.BLOCKS.items()},
 }
 NAMES = (*FIELDS, *DEMANDS)

@@ -1,4 +1,4 @@
-"""The blocks ``reuse`` and ``pipeline`` of a job: as people write them, as they are written back, and what they must fulfil."""
+"""The blocks ``reuse`` and ``pipeline`` of a job: as people write them, and what they must fulfil."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..model import PipelineOptions, Retired, Reuse, Stage, Switch, Tuner
 from . import fields
 from .fields import Reader
 from .tree import Node, shown
-from .units import LARGEST_SIZE, LONGEST_DURATION, format_duration, format_size
+from .units import LARGEST_SIZE, LONGEST_DURATION, format_duration
 
 MAX_REPEAT = 1_000
 MAX_BUFFER = 10**9  #: samples
@@ -17,8 +17,6 @@ MAX_EPOCHS = 1e9
 MAX_RATE = 1e6  #: of a learning rate
 MAX_WORKERS = 1_024  #: of one stage
 _PEAKS = ("rule", "search")
-
-# ---- reading ----
 
 
 def reuse(node: Node, field: str) -> Reuse:
@@ -108,44 +106,6 @@ PIPELINE: dict[str, Reader[Any]] = {
     "memory": fields.size,
     "interval": fields.duration,
 }
-
-# ---- writing ----
-
-
-def write_reuse(given: Reuse) -> int | dict[str, Any]:
-    if given == Reuse(repeat=given.repeat):
-        return given.repeat
-    buffer = {"batches": given.shuffle_batches} if given.shuffle_buffer is None else given.shuffle_buffer
-    return {
-        "repeat": given.repeat,
-        "shuffle_buffer": buffer,
-        "memory": format_size(given.memory),
-        "augment": given.augment,
-        "switch": _write_switch(given.switch),
-        "schedule": given.schedule,
-        "peak": given.peak,
-    }
-
-
-def _write_switch(given: Switch) -> str | dict[str, Any]:
-    if given == Switch():
-        return "plateau"
-    if given.on != "plateau":
-        return {given.on: getattr(given, given.on)}
-    values = {name: getattr(given, name) for name in PLATEAU}
-    return {"plateau": {name: value for name, value in values.items() if value is not None}}
-
-
-def write_pipeline(given: PipelineOptions) -> str | dict[str, Any]:
-    if given == PipelineOptions(tune=given.tune):
-        return given.tune
-    values: dict[str, Any] = {"tune": given.tune, "processes": given.processes, "interval": format_duration(given.interval)}
-    if given.workers:
-        values["workers"] = dict(given.workers)
-    if given.memory is not None:
-        values["memory"] = format_size(given.memory)
-    return values
-
 
 # ---- what must hold ----
 
