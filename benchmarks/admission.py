@@ -20,7 +20,7 @@ from common import arguments, machine, progress, show
 from stoker.engine.forecast.admission import PROFILING, foresee
 from stoker.engine.forecast.whatif import Question
 from stoker.engine.forecast.work_draws import Durations, Finished, Known
-from stoker.engine.scheduling.guards import Evictions, Limits
+from stoker.engine.scheduling.guards import Evictions, PreemptionLimits
 from stoker.engine.scheduling.ticks import Rules
 from stoker.policies import registry
 from stoker.policies.contract import Demand, Gpus, Jobs, Nodes, Phase, View
@@ -80,7 +80,7 @@ def measure(policy: str, count: int, rounds: int) -> dict[str, Any]:
         view = made_up(count, seed)
         nobody = np.zeros(len(view.jobs), dtype=bool)
         known = Known(["m"] * len(view.jobs), nobody, view.jobs.remaining + view.jobs.run_time, ~nobody, nobody)
-        rules = Rules(policy, lambda: registry.create(policy, {}), Limits(), Evictions())
+        rules = Rules(policy, lambda: registry.create(policy, {}), PreemptionLimits(), Evictions())
         began = time.thread_time()
         durations = Durations(view.jobs, known, Finished([], np.zeros(0), np.zeros(0)))
         simulated, _ = foresee(Question(view, count, np.array([count])), durations, rules, np.zeros(count + 1), PROFILING)

@@ -42,8 +42,8 @@ from typing import Any
 
 import numpy as np
 from common import arguments, machine, progress, show
+from learnt_before import Past, learnt_from
 from stoker.engine.autosched import search_process
-from stoker.engine.autosched.learning import Past, learnt_from
 from stoker.engine.autosched.moment_of_trace import history_of, situation_of, stand_at
 from stoker.engine.autosched.search_process import SearchRequest, SearchResult, Trials, find
 from stoker.engine.autosched.simulated_tuning import SimulatedTuning
@@ -59,8 +59,8 @@ from stoker.engine.sim.simulator import Simulation, simulate
 from stoker.engine.sim.workload import Workload, make_workload
 from stoker.engine.traces.trace import to_workload
 from stoker.policies import registry
-from stoker.policies.autosched.causal_model import CausalModel, NoModel, random_configuration
-from stoker.policies.autosched.search import MIN_JUDGED_TRIALS, Found, NotMeasured, Trial, reward_of
+from stoker.policies.autosched.causal_model import CausalModel, NoModel
+from stoker.policies.autosched.search import MIN_JUDGED_TRIALS, BestFound, NotMeasured, Trial, reward_of
 from stoker.policies.autosched.search_space import space_of
 
 DAY, HOUR = 86400.0, 3600.0
@@ -138,9 +138,9 @@ def at_random(request: SearchRequest) -> SearchResult:
     in_force, space, rng = request.in_force, request.space, np.random.default_rng(request.seed)
     trials = Trials(policy, aggregated(request.situation))
     reference = trials.measure(in_force)
-    found = Found(in_force, in_force, 1.0, reference, reference, [Trial(in_force, "simulated", 1.0)])
+    found = BestFound(in_force, in_force, 1.0, reference, reference, [Trial(in_force, "simulated", 1.0)])
     for _ in range(1, request.trials):
-        config = random_configuration(space, in_force, rng)
+        config = space.project(space.drawn(rng), otherwise=in_force)
         try:
             figures = trials.measure(config)
         except NotMeasured:
@@ -177,7 +177,7 @@ def constants(workload: Workload, cluster: Cluster, asked: argparse.Namespace, o
     most = math.inf
     found: list[tuple[tuple[float, float, float], tuple[float, float, float]]] = []
     for number in range(asked.trials):
-        config = random_configuration(space, in_force, rng) if number else in_force
+        config = space.project(space.drawn(rng), otherwise=in_force) if number else in_force
         try:
             result = simulate(workload, cluster, registry.create(asked.policy, config), options, control=Bound(most))
         except (SimulationError, OutOfTime):
@@ -301,7 +301,7 @@ def parts(workload: Workload, cluster: Cluster, asked: argparse.Namespace, optio
     return found
 
 
-def true_gain(situation: Situation, asked: argparse.Namespace, found: Found) -> float:
+def true_gain(situation: Situation, asked: argparse.Namespace, found: BestFound) -> float:
     before, after = (measure(situation, registry.create(asked.policy, config)) for config in (found.in_force, found.best))
     return reward_of(asked.objective, before, after)
 

@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from common import Daemon, arguments, machine, progress, show, submission
-from stoker.engine.scheduling.guards import Limits
+from stoker.engine.scheduling.guards import PreemptionLimits
 from stoker.engine.sim.cluster import Cluster
 from stoker.engine.sim.run_options import Costs, Options
 from stoker.engine.sim.simulator import simulate
@@ -37,7 +37,7 @@ from stoker.policies import registry
 
 SLOTS = 2
 STEP = 0.05  #: seconds of the pause in a step
-LIMITS = Limits(min_run_time=3.0, max_preemptions=10, cooldown=10.0)  #: the defaults are for jobs longer than these
+LIMITS = PreemptionLimits(min_run_time=3.0, max_preemptions=10, cooldown=10.0)  #: the defaults are for jobs longer than these
 CONFIG = "[guards]\nmin_run_time = {0.min_run_time}\nmax_preemptions = {0.max_preemptions}\ncooldown = {0.cooldown}\n"
 LEASES = Path(__file__).with_name("fidelity.sql")
 

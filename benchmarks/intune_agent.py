@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from climb import AutotuneAdaptive, AutotuneOptions
 from common import arguments, machine, show
 from named_pipelines import PRESETS, random_pipeline
 from pipeline_oracle import oracle
@@ -30,7 +31,7 @@ PIPELINES: dict[str, Callable[..., SimulatedPipeline]] = PRESETS | {
 }
 CONTROLLERS: dict[str, Callable[[int], Controller]] = {
     "uniform": lambda seed: registry.create("uniform"),
-    "autotune-adaptive": lambda seed: registry.create("autotune-adaptive"),
+    "autotune-adaptive": lambda seed: AutotuneAdaptive(AutotuneOptions()),
     "rate": lambda seed: registry.create("rate"),
     "dqn from scratch": lambda seed: registry.create("dqn", pretrained=False, rate=1e-3, exploring=100, exploration=0.05, seed=seed),
     "dqn as shipped, frozen": lambda seed: registry.create("dqn", learn=False, seed=seed),

@@ -206,11 +206,11 @@ class Decode:
 
     def __call__(self, item: tuple[bytes, int]) -> tuple[torch.Tensor, int]:
         from PIL import Image
-        from stoker.runners.recipes.jpegs import SEEN, distort
+        from stoker.runners.recipes.jpegs import SEEN_SIDE, distort
 
         content, number = item
         with Image.open(io.BytesIO(content)) as image:
-            seen = image.resize((SEEN, SEEN), Image.Resampling.BILINEAR).convert("L")
+            seen = image.resize((SEEN_SIDE, SEEN_SIDE), Image.Resampling.BILINEAR).convert("L")
         return distort((torch.from_numpy(np.array(seen))[None], self.labels[number]))
 
 

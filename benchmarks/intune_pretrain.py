@@ -22,7 +22,7 @@ from simulated_pipeline import SimulatedPipeline
 from stoker.runners.loaders.tuning.controller import Observation, Unit, Values
 from stoker.runners.loaders.tuning.controllers.features import LAYOUTS, Encoder, Rows
 from stoker.runners.loaders.tuning.controllers.fixed import even_workers
-from stoker.runners.loaders.tuning.controllers.q_network import STEPS, Agent, Choice, Learning, Trail
+from stoker.runners.loaders.tuning.controllers.q_network import STEPS, Choice, Learning, QAgent, Trail
 
 SIDE_BY_SIDE = 32  #: pipelines at once
 EPISODE = 80  #: windows of a pipeline
@@ -106,7 +106,7 @@ class Progress:
     earned: float  #: mean normalised reward of late
 
 
-def pretrain(agent: Agent, windows: int, *, seed: int = 0, stages: int | None = None, updates: int = 2) -> Iterator[Progress]:
+def pretrain(agent: QAgent, windows: int, *, seed: int = 0, stages: int | None = None, updates: int = 2) -> Iterator[Progress]:
     """Trains in place for so many windows of simulated pipelines, with so many updates for every 32; reports each hundredth."""
     episodes = Episodes(agent.layout, seed, stages)
     running = [episodes.begin(1 + place * EPISODE // SIDE_BY_SIDE) for place in range(SIDE_BY_SIDE)]
@@ -142,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=SHIPPED_AT, help="the weights (%(default)s)")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)  # the sums' order, hence the bytes, would depend on the machine's cores
-    agent = Agent(given.layout, Learning(), knobs=MOST_KNOBS, seed=given.seed)
+    agent = QAgent(given.layout, Learning(), knobs=MOST_KNOBS, seed=given.seed)
     for progress in pretrain(agent, given.windows, seed=given.seed, stages=given.stages, updates=given.updates):
         sys.stderr.write(
             f"\r{progress.windows:>9,} windows  exploration {progress.exploration:.2f}  loss {progress.loss:.3f}  "

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
+from baseline_controllers import create
 from intune_jobs import JOBS, Endless, Job
 
 BIN = 0.5  #: seconds of a value of the curve of throughput
@@ -78,7 +79,7 @@ def by_pipeline(job: Job, controller: str, processes: bool | None) -> Iterator[L
         Batch(job.group, collate=job.join),
         Prefetch(),
     ]
-    with autotuned(Pipeline(stages), controller=controller) as tuned:
+    with autotuned(Pipeline(stages), controller=create(controller)) as tuned:
         yield Loading(iter(tuned), tuned)
 
 

@@ -21,12 +21,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from baseline_controllers import NAMES
 from common import arguments, machine, show
 from intune_simulated_plots import over_time, scaling
 from intune_simulated_runs import Key, Run, Scenario, of_batch, of_cores, of_length, of_random, resized, runs, shifted
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from stoker.runners.loaders.tuning.known_controllers import NAMES
 
 SIMULATED = "simulated"
 OURS = ("rate", "dqn", "rate+dqn")

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
 
+import baseline_controllers as registry
 import named_pipelines as presets
 from pipeline_oracle import Best, oracle
 from simulated_pipeline import Consumer, SimulatedPipeline, Stage
-from stoker.runners.loaders.tuning import known_controllers as registry
 from stoker.runners.loaders.tuning.controller import Unit, Values
 from stoker.runners.loaders.tuning.costs import MIB
 from stoker.runners.loaders.tuning.guard import Guard

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from common import Runner, arguments, machine, milliseconds, progress, show, submission
-from stoker.engine.autosched.pool_requests import Asked
+from stoker.engine.autosched.pool_requests import PoolRequest
 from stoker.engine.autosched.pool_tuning import PoolTuning
 from stoker.engine.client import Client
 from stoker.engine.config import Config, PolicyDefault
@@ -79,7 +79,7 @@ def measure(policy: str, pending: int, ticks: int, searching: bool) -> dict[str,
 def while_searching(store: Store, scheduling: Scheduling, ticks: int) -> list[float]:
     """Seconds of ticks while a search is under way; another is begun when one has ended."""
     tuning, taken = PoolTuning(store, scheduling, Tasks(lambda *_: None)), []
-    asked = Asked("default", dry_run=True, trials=1000)
+    asked = PoolRequest("default", dry_run=True, trials=1000)
     while len(taken) < ticks:
         tuning.begin(asked)
         while (answer := tuning.answer("default"))["state"] == "searching":

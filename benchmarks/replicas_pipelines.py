@@ -31,7 +31,7 @@ from typing import Any
 from common import arguments, machine, progress, show
 from stoker.engine.errors import UsageError
 from stoker.runners.device.metered import BANDWIDTH
-from stoker.runners.swap.partition import Measured
+from stoker.runners.swap.partition import MeasuredChain
 from stoker.runners.swap.swap_plan import SwapPlan, plan_step
 from swap import ACCUMULATE, GPUS, LENGTH, MODELS, VOCABULARY, Case, hollow
 from swap_schedules import at_rate
@@ -75,7 +75,7 @@ def model_of(name: str, gpu: str) -> Model:
     return Model(name, tuple(stages(profile)), sum(own.values()), LENGTH * width * WORD, plan)
 
 
-def stages(profile: Measured) -> list[Stage]:
+def stages(profile: MeasuredChain) -> list[Stage]:
     """The model in `STAGES` parts, the slowest of which is as fast as can be."""
     found: list[list[Stage]] = [[]]
     for piece in profile.pieces:  # a piece's backward computes it again first: a third of its time

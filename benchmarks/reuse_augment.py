@@ -26,7 +26,7 @@ from stoker.runners.recipes.jpegs import Sample, load
 from stoker.runners.train.batch_feeds import ReuseFeed, SampleSource
 from stoker.runners.train.batches import Order
 from stoker.runners.train.feed_choice import Loading
-from stoker.runners.train.piped import Plan
+from stoker.runners.train.piped import LoadingPlan
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import default_collate
@@ -104,7 +104,7 @@ def measured(way: str, augment: Callable[[Sample], Sample], warm: int, steps: in
     images = load(SIDE)
     order = Order(len(images), BATCH, seed=1)
     loading = Loading(SampleSource(images, augment, default_collate, 1, order), order, 0, 1, Reuse(repeat=REPEAT), WAYS[way])
-    with patch.object(Plan, "follows_a_buffer", way.startswith("all")):
+    with patch.object(LoadingPlan, "follows_a_buffer", way.startswith("all")):
         feed = loading.reused()
     try:
         training = Training(feed)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from common import arguments, machine, progress, show
 from stoker.policies.unisched.solver.patterns import patterns
-from stoker.policies.unisched.solver.problem import Limits, Problem, Solution
+from stoker.policies.unisched.solver.problem import Problem, Solution, SolverLimits
 from stoker.policies.unisched.solver.selector import solve
 from thesis_program import solve_plain
 
@@ -33,15 +33,15 @@ SIZES = ("200x64", "1000x64", "1000x960", "5000x64", "5000x960")
 ALIKE = ("1000x64", "1000x960", "5000x64", "5000x960")
 SMALL = ("10x8", "20x16", "50x32", "100x64", "200x64")  #: for the thesis's program
 CLOCK = time.process_time
-ABLATIONS: dict[str, Limits] = {
-    "all": Limits(clock=CLOCK),
-    "one core, of 400 columns": Limits(clock=CLOCK, cores=((400, 1.0),), exact=0),
-    "cores that may plan all room": Limits(clock=CLOCK, cores=((400, 1.0), (800, 1.0))),
-    "one try at a schedule": Limits(clock=CLOCK, tries=1),
-    "prices and greedy only": Limits(clock=CLOCK, cores=(), exact=0),
-    "20 iterations of prices": Limits(clock=CLOCK, iterations=20),
-    "8 rows of deadlines": Limits(clock=CLOCK, rows=8),
-    "quick: 200 columns, 20 nodes": Limits(clock=CLOCK, cores=((200, 1.0),), nodes=20, exact=0),
+ABLATIONS: dict[str, SolverLimits] = {
+    "all": SolverLimits(clock=CLOCK),
+    "one core, of 400 columns": SolverLimits(clock=CLOCK, cores=((400, 1.0),), exact=0),
+    "cores that may plan all room": SolverLimits(clock=CLOCK, cores=((400, 1.0), (800, 1.0))),
+    "one try at a schedule": SolverLimits(clock=CLOCK, tries=1),
+    "prices and greedy only": SolverLimits(clock=CLOCK, cores=(), exact=0),
+    "20 iterations of prices": SolverLimits(clock=CLOCK, iterations=20),
+    "8 rows of deadlines": SolverLimits(clock=CLOCK, rows=8),
+    "quick: 200 columns, 20 nodes": SolverLimits(clock=CLOCK, cores=((200, 1.0),), nodes=20, exact=0),
 }
 
 
@@ -109,7 +109,7 @@ def measure(size: str, seeds: int) -> dict[str, Any]:
     for seed in range(seeds):
         progress(f"{size}, seed {seed}")
         jobs, gpus = parse(size)
-        found.append(solve(cycle(some_jobs(jobs, gpus, seed), gpus), Limits(clock=CLOCK)))
+        found.append(solve(cycle(some_jobs(jobs, gpus, seed), gpus), SolverLimits(clock=CLOCK)))
     phases = {
         name: float(np.median([one.phases.get(name, 0.0) for one in found])) for name in ("columns", "dual", "greedy", "core", "fill")
     }
@@ -126,12 +126,12 @@ def measure_alike(size: str, seeds: int, array: int) -> list[dict[str, Any]]:
     """Jobs that are alike put together, and not: of arrays, and where there are none."""
     rows = []
     for tasks in (array, 1):
-        for name, alike in (("each by itself", None), ("put together", Limits().alike)):
+        for name, alike in (("each by itself", None), ("put together", SolverLimits().alike)):
             found = []
             for seed in range(seeds):
                 progress(f"{size}, seed {seed}, arrays of {tasks}, {name}")
                 jobs, gpus = parse(size)
-                found.append(solve(cycle(some_jobs(jobs, gpus, seed, tasks), gpus), Limits(clock=CLOCK, alike=alike)))
+                found.append(solve(cycle(some_jobs(jobs, gpus, seed, tasks), gpus), SolverLimits(clock=CLOCK, alike=alike)))
             rows.append(
                 {
                     "jobs x GPUs": size,
@@ -150,7 +150,7 @@ def compare(size: str, seconds: float) -> dict[str, Any]:
     progress(f"{size}, the thesis's program")
     jobs, gpus = parse(size)
     problem = cycle(some_jobs(jobs, gpus, 0), gpus)
-    ours, cores = solve(problem, Limits(clock=CLOCK)), len(os.sched_getaffinity(0))
+    ours, cores = solve(problem, SolverLimits(clock=CLOCK)), len(os.sched_getaffinity(0))
     same, longer = (solve_plain(problem, limit, cores) for limit in (max(1.0, ours.seconds), seconds))
     return {
         "jobs x GPUs": size,

@@ -43,7 +43,7 @@ from stoker.runners.swap.interception import Interception
 from stoker.runners.swap.micro_batch import MicroBatch
 from stoker.runners.swap.model_units import Finder, Units
 from stoker.runners.swap.part_times import measure, size_of, sizes_of
-from stoker.runners.swap.partition import Measured, cost_of, smallest_cap
+from stoker.runners.swap.partition import MeasuredChain, cost_of, smallest_cap
 from stoker.runners.swap.swap_executor import SwapExecutor
 from stoker.runners.swap.swap_plan import plan_step
 from stoker.runners.train import rng
@@ -175,7 +175,7 @@ class Case:
             model.head.weight = model.words.weight
         return device, times.computing, gradients(model)
 
-    def measured(self, bandwidth: float) -> Measured:
+    def measured(self, bandwidth: float) -> MeasuredChain:
         """The profile of the model with the first micro-batch."""
         units = self.units
         with self.operations:

@@ -17,7 +17,7 @@ from stoker.engine.spec.model import Memory
 from stoker.runners.device.cuda import CudaDevice
 from stoker.runners.device.device import CapExceeded
 from stoker.runners.swap.part_times import measure
-from stoker.runners.swap.partition import Measured
+from stoker.runners.swap.partition import MeasuredChain
 from stoker.runners.swap.swap_plan import SwapPlan, plan_step
 from stoker.runners.swap.swapped_step import SwappedStep
 from stoker.runners.swap.task_batches import begun
@@ -92,7 +92,7 @@ def run(options: Any, model: nn.Module, told: Told) -> None:
 
 
 def swapped(
-    options: Any, step: SwappedStep, profile: Measured, data: Sequence[torch.Tensor], count: int, cap: int, plain: Row
+    options: Any, step: SwappedStep, profile: MeasuredChain, data: Sequence[torch.Tensor], count: int, cap: int, plain: Row
 ) -> tuple[SwapPlan, Row]:
     """With the planner's cuts for the cap, or for a little less where the allocator needs room between what is used. UsageError: none."""
     for room in (1.0, 0.95, 0.9, 0.8):
@@ -116,7 +116,7 @@ def next_tokens(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def profiled(task: Task, step: SwappedStep, data: Sequence[torch.Tensor]) -> Measured:
+def profiled(task: Task, step: SwappedStep, data: Sequence[torch.Tensor]) -> MeasuredChain:
     batch = torch.stack(list(data))
     step.model.train()
     return measure(step._compared([batch]), lambda device: begun(task, batch, rng.get_state(), device), step.device, rounds=2)

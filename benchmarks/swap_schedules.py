@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from stoker.runners.device.metered import BANDWIDTH
-from stoker.runners.swap.partition import Measured, Part, Parts, Piece
+from stoker.runners.swap.partition import MeasuredChain, Part, Parts, Piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Schedule:
     moved: int  #: bytes, in and out
 
 
-def parts_of(profile: Measured, cuts: Iterable[int]) -> list[Part]:
+def parts_of(profile: MeasuredChain, cuts: Iterable[int]) -> list[Part]:
     """The parts with these cuts between nodes."""
     parts, wanted = Parts(profile), set(cuts)
     bounds = [0, *(k for k, piece in enumerate(profile.pieces) if piece.start in wanted and k), parts.count]
@@ -80,7 +80,7 @@ def _sizes(piece: Piece) -> tuple[int, int]:
     return sum(own.values()), sum(weight.size for weight in piece.weights if weight.trained)
 
 
-def at_bandwidth(measured: Measured, bandwidth: float) -> Measured:
+def at_bandwidth(measured: MeasuredChain, bandwidth: float) -> MeasuredChain:
     """A profile that was made at `BANDWIDTH`, with the loads of another one."""
     pieces = []
     for piece in measured.pieces:
@@ -90,14 +90,14 @@ def at_bandwidth(measured: Measured, bandwidth: float) -> Measured:
     return replace(measured, pieces=tuple(pieces))
 
 
-def bandwidth_for(measured: Measured, load: float) -> float | None:
+def bandwidth_for(measured: MeasuredChain, load: float) -> float | None:
     """At which all loads take so many seconds; None: their latencies take longer."""
     sizes = [_sizes(piece)[0] for piece in measured.pieces]
     left = load - sum(_latency(piece.load, size) for piece, size in zip(measured.pieces, sizes, strict=True))
     return sum(sizes) / left if left > 0 else None
 
 
-def at_rate(measured: Measured, times: float) -> Measured:
+def at_rate(measured: MeasuredChain, times: float) -> MeasuredChain:
     """The profile of a device that computes so many times as fast."""
     pieces = tuple(replace(piece, forward=piece.forward / times, backward=piece.backward / times) for piece in measured.pieces)
     return replace(measured, pieces=pieces, part_forward=measured.part_forward / times, part_backward=measured.part_backward / times)

@@ -47,23 +47,23 @@ from typing import Any, cast
 import numpy as np
 import torch
 from common import arguments, machine, progress, show
+from fisher import SAMPLES, embedding
 from stoker.engine.adapters.adapter_choice import Banked, Gain, Gains, offers
 from stoker.engine.adapters.stored_adapters import gain_of
 from stoker.engine.protocol import AdapterOffer
 from stoker.engine.spec.model import JobSpec, Stop
-from stoker.policies.ymir.transfer_gain import LearntRatio, judge, temporal_similarity
+from stoker.runners import texts
 from stoker.runners.backbones import hub_model
 from stoker.runners.finetune import beginning
-from stoker.runners.finetune.fisher import SAMPLES, embedding
 from stoker.runners.finetune.joint_task import Together, joint
 from stoker.runners.finetune.kept_features import KeptFeatures
-from stoker.runners.recipes import texts
 from stoker.runners.train import rng
 from stoker.runners.train.task import Task
 from stoker.runners.train.trainer import Trainer
 from stoker.runners.warm import held
 from stoker.runners.worker import script, worker
 from stoker.runners.worker.ranks import Ranks
+from transfer_gain import LearntRatio, judge, temporal_similarity
 
 TASKS = ("movies", "amazon", "nyt", "tweets", "sms-spam", "bbc")
 TARGETS = (0.9, 0.95, 0.98)  #: of the accuracy alone

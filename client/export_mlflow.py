@@ -10,7 +10,7 @@ from .connection import Connection
 from .reported import reported
 
 JOB, AFTER = "stoker.job", "stoker.after"  #: tags of a run: number of its job, and up to which place it has been exported
-MOST = 1000  #: metrics of one request of MLflow's
+MOST_METRICS = 1000  #: metrics of one request of MLflow's
 ENDED = {"completed": "FINISHED", "failed": "FAILED", "cancelled": "KILLED"}
 
 
@@ -51,8 +51,8 @@ def _logged(client: Connection, row: dict[str, Any], library: Any, experiment: s
     written = 0
     for batch in reported(client, row["id"], after, follow=follow):
         values = [Metric(value.name, value.value, int(value.moment * 1000), value.step) for value in batch.values]
-        for begin in range(0, len(values), MOST):
-            library.log_batch(run, metrics=values[begin : begin + MOST])
+        for begin in range(0, len(values), MOST_METRICS):
+            library.log_batch(run, metrics=values[begin : begin + MOST_METRICS])
         library.set_tag(run, AFTER, batch.after)
         written += len(values)
         yield written

@@ -1,4 +1,4 @@
-"""What a job reports, as it comes: for the bridges to what other tools show."""
+"""The reports of a job as they come, for the bridges to other tools."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from .connection import Connection
 from .following import FINAL, job_path, patiently
 
-LOOK = 2.0  #: seconds between looks at what is new
+LOOK_INTERVAL = 2.0  #: seconds between looks at what is new
 
 
 class Value(NamedTuple):
@@ -41,7 +41,7 @@ def reported(client: Connection, job: int, after: str | None = None, *, follow: 
                 break
         if over:
             return
-        time.sleep(LOOK)
+        time.sleep(LOOK_INTERVAL)
 
 
 def facts(client: Connection, ref: int | str) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, overload
 
 MOST_SHOWN = 50  #: rows that a representation has
-WIDEST = 60  #: characters of a cell of one
+WIDEST_CELL = 60  #: characters of a cell of one
 
 
 class Table(Sequence[dict[str, Any]]):
@@ -100,7 +100,7 @@ def _text(value: Any) -> str:
         return ""
     text = f"{value:.6g}" if isinstance(value, float) else f"{value:%Y-%m-%d %H:%M:%S}" if isinstance(value, datetime) else str(value)
     text = "".join(char if char.isprintable() else " " for char in text)
-    return text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…"
+    return text if len(text) <= WIDEST_CELL else f"{text[: WIDEST_CELL - 1]}…"
 
 
 def moment(seconds: float | None) -> datetime | None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from ..engine.errors import UsageError
 
-LARGEST = 90_000  #: characters of a notebook's code as it is sent: arguments of a command have 128 KiB together
+MOST_CHARACTERS = 90_000  #: characters of a notebook's code as it is sent: arguments of a command have 128 KiB together
 
 
 def sent(
@@ -101,7 +101,7 @@ def _source(function: types.FunctionType, workdir: Any) -> list[str]:
         return ["--file", name, function.__qualname__]
     text = cells(function)
     packed = base64.b85encode(zlib.compress(text.encode(), 9)).decode().translate(_BRACES)
-    if len(packed) > LARGEST:
+    if len(packed) > MOST_CHARACTERS:
         raise UsageError(f"function: the code of {function.__name__} is too long to be sent from a notebook: write it into a file")
     return ["--source", packed, function.__qualname__]
 

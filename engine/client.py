@@ -15,7 +15,7 @@ import socket
 import ssl
 import time
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -218,22 +218,3 @@ class Client:
         """The same, and whether it is all of the answer, or cut at a limit of rows."""
         response = self.request("POST", path, body, timeout=timeout)
         return self._read(response), response.getheader("X-Stoker-Truncated") != "true"
-
-    def wait_until_up(self, seconds: float) -> Any:
-        """Status of the daemon, as soon as it answers within ``seconds``."""
-        end = time.monotonic() + seconds
-        for pause in _pauses():
-            try:
-                return self.get("/v1/status", timeout=5.0)
-            except Unreachable:
-                if time.monotonic() + pause > end:
-                    raise
-                time.sleep(pause)
-        raise AssertionError("unreachable")
-
-
-def _pauses() -> Iterator[float]:
-    pause = 0.02
-    while True:
-        yield pause
-        pause = min(pause * 1.3, 0.5)

@@ -39,7 +39,7 @@ class Piece(NamedTuple):
 _NOWHERE = Place("", 0)
 
 
-class Times(NamedTuple):
+class WriteTimes(NamedTuple):
     """When what stands in a file was written: offsets, and the time from each of them on."""
 
     offsets: list[int]
@@ -50,9 +50,9 @@ class Times(NamedTuple):
         return self.moments[index] if index >= 0 else None
 
 
-def read_times(path: Path) -> Times:
+def read_times(path: Path) -> WriteTimes:
     """The times beside a log; none where nobody has kept them."""
-    found = Times([], [])
+    found = WriteTimes([], [])
     file = _open(path.with_name(f"{path.name}.times"))
     if file is None:
         return found
@@ -168,37 +168,18 @@ def _read(path: Path, at: Place) -> Piece:
 
 
 def _read_tail(path: Path, lines: int | None) -> Piece:
+    """The last ``lines``, or else the last 64 KiB. Of lines that were written over, as progress bars are, what was written last."""
     with ExitStack() as stack:
-        # In this order a rotation in between shows the same file twice, and not a gap.
-        current, former = _open(path), _open(_former(path))
-        for file in filter(None, (current, former)):
-            stack.enter_context(file)
-        if current and former and _name(current) == _name(former):
-            current = None
-        files = [file for file in (former, current) if file]
+        files = _from_tail(stack, path, lines)
         if not files:
             return Piece("", _NOWHERE)
-        index, offset = _last_bytes(files, TAIL) if lines is None else _last_lines(files, lines)
-        file = files[index]
-        file.seek(offset)
-        if lines is not None:
-            return _read_shown(files[index:])
-        data = file.read(CHUNK)
-        if index + 1 < len(files) and len(data) < CHUNK:
-            file = files[index + 1]
-            data += file.read(CHUNK - len(data))
-        return Piece(_whole_characters(data), Place(_name(file), max(0, file.tell() - _cut(data))), len(data) == CHUNK)
-
-
-def _read_shown(files: Sequence[BinaryIO]) -> Piece:
-    """From where the first file stands to the end: of lines that were written over, as progress bars are, what was written last."""
-    data = b""
-    for file in files:
-        while len(data) < CHUNK and (read := file.read(CHUNK)):
-            data = _shown(data + read)
-        if len(data) >= CHUNK:
-            break
-    return Piece(_whole_characters(data), Place(_name(file), max(0, file.tell() - _cut(data))), len(data) >= CHUNK)
+        data = b""
+        for file in files:
+            while len(data) < CHUNK and (read := file.read(CHUNK - len(data) if lines is None else CHUNK)):
+                data = data + read if lines is None else _shown(data + read)
+            if len(data) >= CHUNK:
+                break
+        return Piece(_whole_characters(data), Place(_name(file), max(0, file.tell() - _cut(data))), len(data) >= CHUNK)
 
 
 def _shown(data: bytes) -> bytes:
@@ -206,13 +187,27 @@ def _shown(data: bytes) -> bytes:
 
 
 def _tail_place(path: Path, lines: int | None) -> Place:
-    """Where the last ``lines``, or else the last 64 KiB begin."""
     with ExitStack() as stack:
-        files = [stack.enter_context(file) for file in (_open(_former(path)), _open(path)) if file]
-        if not files:
-            return _NOWHERE
-        index, offset = _last_bytes(files, TAIL) if lines is None else _last_lines(files, lines)
-        return Place(_name(files[index]), offset)
+        files = _from_tail(stack, path, lines)
+        return Place(_name(files[0]), files[0].tell()) if files else _NOWHERE
+
+
+def _from_tail(stack: ExitStack, path: Path, lines: int | None) -> list[BinaryIO]:
+    """The files from where the last ``lines``, or else the last 64 KiB begin: the first one stands there, the others at their begin."""
+    # In this order a rotation in between shows the same file twice, and not a gap.
+    current, former = _open(path), _open(_former(path))
+    for file in filter(None, (current, former)):
+        stack.enter_context(file)
+    if current and former and _name(current) == _name(former):
+        current = None
+    files = [file for file in (former, current) if file]
+    if not files:
+        return []
+    index, offset = _last_bytes(files, TAIL) if lines is None else _last_lines(files, lines)
+    files[index].seek(offset)
+    for file in files[index + 1 :]:
+        file.seek(0)
+    return files[index:]
 
 
 def _last_bytes(files: Sequence[BinaryIO], count: int) -> tuple[int, int]:

@@ -17,8 +17,8 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Time = Annotated[float, msgspec.Meta(ge=0, le=4e9)]  #: seconds since the epoch
 Small = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Whole = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
-LARGEST = 1e300
-Figure = Annotated[float, msgspec.Meta(ge=-LARGEST, le=LARGEST)]  #: a finite number
+LARGEST_FIGURE = 1e300
+Figure = Annotated[float, msgspec.Meta(ge=-LARGEST_FIGURE, le=LARGEST_FIGURE)]  #: a finite number
 MOST_WORDS = 2000  #: characters of a message
 LONGEST_NAME = 200  #: characters of the name of a metric, a stage and the like
 MOST_VALUES = 1000  #: of one record
@@ -32,7 +32,6 @@ NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 NODE_FORM = "up to 100 letters, digits, '.', '_' and '-', beginning with a letter or digit"
 
 DIGEST = r"^[0-9a-f]{64}$"  #: SHA-256
-BY_DIGEST = "sha256:"  #: before it, where a directory could stand
 
 SERVER_SOCKET = "infer.sock"  #: of a lease that serves a model, in its run directory: a line of JSON in, a line out
 LONGEST_REQUEST = 1 << 20  #: bytes of such a line
@@ -121,6 +120,7 @@ class Poll(msgspec.Struct, frozen=True, kw_only=True):
     wait: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
     sends_logs: bool = False  #: it answers the ``logs`` of `Assignments`
     hands_on: bool = False  #: it answers the ``asks`` of these
+    taken: Count | None = None  #: number of the newest of both that it has taken, 0: of none; None: it does not say
 
 
 class AdapterOffer(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,6 +173,8 @@ class ReplicaGroup(msgspec.Struct, frozen=True, kw_only=True):
     stepped: list[Count] = []  #: of these leases those that have taken a step with others
     done: bool = False  #: a member has finished all steps
     saved: list[Count] = []  #: indexes of tasks that have checkpoints, from which a group goes on that has no member left
+    saved_steps: list[Count] = []  #: of those checkpoints; empty: a daemon that does not tell it
+    first: Count | None = None  #: the first lease since there was none: nobody who lives can have begun without it; None: not told
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,7 +189,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     node_rank: int = 0
     nodes: int = 1
     rendezvous: str = ""  #: host:port of the first node, for gangs over several nodes; empty: the port is not known yet, so it waits
-    snapshot: str | None = None  #: directory of the copied tree, in place of spec.workdir, or `BY_DIGEST` and by which the daemon has it
+    snapshot: str | None = None  #: directory of the copied tree, in place of spec.workdir, or sha256: and its digest
     resume: int = 0  #: attempts that ran before
     profile: bool = False  #: it is only to measure its speed, on fewer GPUs than the gang, and to leave nothing of its training
     gpu_memory: int = 0  #: bytes that it needs of each GPU, by which all judge: as its spec says, or as measured of its model; 0: not known
@@ -264,7 +266,7 @@ class BundleWanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody wants to read the log of a lease that lies on this node. Each is told once, and answered with a `LogPiece`."""
+    """Somebody wants to read the log of a lease that lies on this node. Told until it is taken, and answered with a `LogPiece`."""
 
     number: int
     job: int
@@ -289,7 +291,7 @@ class LogPiece(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AskRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests to a server that runs on this node. Each is told once, and answered with an `Asked`."""
+    """Requests to a server that runs on this node. Told until they are taken, and answered with an `Asked`."""
 
     number: int
     job: int

@@ -1,4 +1,4 @@
-"""What the daemon's process is made of: the store, what is kept in memory of it, the periodic tasks; and how it ends in time."""
+"""The parts of the daemon's process: the store, what is kept in memory of it, the periodic tasks; and how it ends in time."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from .forecast.admission import Admission
 from .forecast.deadline_watch import DeadlineWatch
 from .home import Home
 from .hooks import Hooks
-from .hosts.ended_pilots import LOOKS as PILOT_LOOKS
+from .hosts.ended_pilots import QUESTION_INTERVAL as PILOT_LOOKS
 from .hosts.ended_pilots import EndedPilots
 from .identity import boot_clock, boot_id
 from .jobs.counts import Counts
@@ -52,7 +52,7 @@ from .prompts.bank_files import BankFiles
 from .protocol import Hello, SharedPlace
 from .scheduling.ticks import Scheduling
 from .store.clock import Clock, ClockSet, set_clock, set_since
-from .store.disk_watch import LOOKS, DiskWatch
+from .store.disk_watch import LOOK_INTERVAL, DiskWatch
 from .store.lockdown import lock_down
 from .store.maintenance import Retention, clear_unfinished, export_events, nightly_backup, thin
 from .store.reserve import Reserve
@@ -102,8 +102,8 @@ class Services:
         self.board = Board(self.store)
         self.board.refresh()
         self.unstored = UnstoredStops(self.store, self.board)
-        self.remote_logs = RemoteLogs(self.board, self.fleet, home)
         self.remote_requests = RemoteRequests(self.board)
+        self.remote_logs = RemoteLogs(self.remote_requests, self.fleet, home)
         self.kept_logs, self.bundles = KeptLogs(home, self.store), KeptBundles(home)
         self.counts = Counts(self.store)
         self.tasks = Tasks(self._on_task, self.clock)
@@ -149,7 +149,7 @@ class Services:
         self.tasks.every("pilots", PILOT_LOOKS, self.pilots.look)
         self.tasks.every("estimates", ESTIMATING, self.estimating.look)
         disk = DiskWatch(self.home.path, self.store, self.reserve, partial(self._tell, urgent=True))
-        self.tasks.every("disk watch", LOOKS, disk.look, soon=True)
+        self.tasks.every("disk watch", LOOK_INTERVAL, disk.look, soon=True)
         self.tasks.every("retention", 3600.0, self._retain)
         self.tasks.every("prompt banks", 3600.0, self.bank_files.refresh, soon=True)
         if self.config.backup.cron:

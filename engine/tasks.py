@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STUCK_AFTER = 60.0  #: seconds of one run after which a task counts as hanging
-LOOKS = 1.0  #: seconds between two looks of the scheduler, at most: what it sees then of a clock that was set, it has not foreseen
+LONGEST_SLEEP = 1.0  #: seconds between two looks of the scheduler, at most: what it sees then of a clock that was set, it has not foreseen
 FARTHEST_AHEAD = 1e8  #: seconds ahead, which is further than anything is waited for
 DUE_TIMES_COMPARED = 5  #: due times of a schedule that tell how close together they are
 
@@ -76,7 +76,7 @@ class Tasks:
             def _process_jobs(_) -> float:  # noqa: N805 - `self` is that of the tasks
                 self.align()
                 pause = super()._process_jobs()
-                return LOOKS if pause is None else min(pause, LOOKS)
+                return LONGEST_SLEEP if pause is None else min(pause, LONGEST_SLEEP)
 
         self._on_event = on_event
         self._clock = clock or Clock()

@@ -177,6 +177,7 @@ class View:
     transfers: Transfers | None = None  #: what jobs of some ``profiles`` gain from those of others; None: nothing is known
     ended: Mapping[int, int] = field(default_factory=dict)  #: row of ``profiles`` to the last job (id) of it that has ended at its target
     needs: Sequence[Need] = ()  #: see ``Jobs.need``
+    left: Mapping[int, int] = field(default_factory=dict)  #: all jobs (id) whose weights are there to begin with, to rows of ``profiles``
 
     def suits(self, row: int) -> Bools:
         """One a GPU: whether job ``row`` may have it, by its memory, as far as is known, and by its node."""
@@ -212,7 +213,7 @@ class Allocation:
     begin_from: int | None = None
     #: A job (id) that waits, and that trains together with this one on its GPUs, a head each, until one of them is at its target; the other
     #: goes on from there (002 ch. 3.2, spatial transfer). None: it trains alone. Live that is their first steps, where both say
-    #: ``merge: transfer`` and it was measured to be worth it; else the daemon refuses it.
+    #: ``merge: transfer`` and it was measured to be worth it, and until then the other one waits; else the daemon refuses it.
     joint: int | None = None
 
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib
+import importlib.util
 import re
 import sys
-from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -39,18 +37,23 @@ def load(name: str) -> Loaded:
     if not _NAME.fullmatch(name):
         raise ValueError(f"policy: {name!r} is not package.module:Class")
     module, _, attribute = name.partition(":")
-    finder = _Finder.of(module)
-    before = finder.forget() if finder else {}
+    importlib.invalidate_caches()
+    place = _Place.of(module)
+    before = place.loaded() if place else {}
+    _forget(before)
+    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # bytecode may be of another edit of the same second
     try:
         policy = _policy(name, _import(module), attribute)
     except BaseException:
-        if finder:
-            finder.forget()
-            finder.restore(before)
+        if place:
+            _forget(place.loaded())
+            _restore(before)
         raise
-    sources = finder.loaded() if finder else {}
-    text = "".join(f"{one} {loader.digest}\n" for one, loader in sorted(sources.items()))
-    return Loaded(policy, hashlib.sha256(text.encode()).hexdigest()[:_DIGITS] if text else "", tuple(sorted(sources)))
+    finally:
+        sys.dont_write_bytecode = writes
+    sources = sorted((one, Path(str(module.__file__))) for one, module in (place.loaded() if place else {}).items())
+    text = "".join(f"{one} {hashlib.sha256(path.read_bytes()).hexdigest()}\n" for one, path in sources)
+    return Loaded(policy, hashlib.sha256(text.encode()).hexdigest()[:_DIGITS] if text else "", tuple(one for one, _ in sources))
 
 
 def words(error: BaseException) -> str:
@@ -79,88 +82,64 @@ def _policy(name: str, module: ModuleType, attribute: str) -> type[Policy]:
     return policy  # type: ignore[no-any-return]
 
 
-class _Source(SourceFileLoader):
-    """Loads a module from its source alone: bytecode may be of another edit of the same second."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a policy and what belongs to it stand."""
 
-    def __init__(self, name: str, path: str, folder: Path) -> None:
-        super().__init__(name, path)
-        self.folder = folder
-        self.digest = ""  #: of what was loaded
-
-    def get_code(self, fullname: str) -> CodeType:
-        data = self.get_data(self.path)
-        self.digest = hashlib.sha256(data).hexdigest()
-        code: CodeType = self.source_to_code(data, self.path)
-        return code
-
-
-class _Finder(MetaPathFinder):
-    """Finds the modules that belong to a policy, wherever Python's own finders see them, and has them loaded by `_Source`.
-
-    It stays in place, so that what a policy imports only while it plans can be loaded anew as well.
-    """
-
-    def __init__(self, folder: Path, top: str) -> None:
-        self._folder = folder
-        self._top = top  #: the package it is for, "": all of the folder
+    folder: Path  #: of the import path
+    top: str  #: the package it is, "": all of the folder
+    others: frozenset[str]  #: modules that were there before anything was loaded from it, which are others'
 
     @classmethod
-    def of(cls, module: str) -> _Finder | None:
+    def of(cls, module: str) -> _Place | None:
         """None: it cannot be found, is not written in Python, or is a part of Stoker."""
         top = module.partition(".")[0]
-        if top == __name__.partition(".")[0]:
-            return None
-        importlib.invalidate_caches()
-        spec = _find(top, None, None)
+        spec = None if top == __name__.partition(".")[0] else _find(top)
         folder = _folder(spec) if spec else None
         if folder is None:
             return None
-        made = cls(folder, top if any(folder.glob("*.dist-info")) else "")  # people's packages are installed there
-        for finder in sys.meta_path:
-            if isinstance(finder, _Finder) and (finder._folder, finder._top) == (made._folder, made._top):
-                return finder
-        sys.meta_path.insert(0, made)
-        return made
+        top = top if any(folder.glob("*.dist-info")) else ""  # people's packages are installed there
+        return _known.setdefault((folder, top), cls(folder, top, frozenset(sys.modules)))
 
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if not self._has(fullname):
-            return None
-        spec = _find(fullname, path, target)
-        if spec is None or type(spec.loader) is not SourceFileLoader or _folder(spec) != self._folder:
-            return None
-        spec.loader = _Source(fullname, spec.loader.path, self._folder)
-        return spec
+    def loaded(self) -> dict[str, ModuleType]:
+        """What was loaded of it, also by what a policy imports only while it plans."""
+        found = {name: module for name, module in list(sys.modules.items()) if name not in self.others and self._has(name)}
+        specs = {name: getattr(module, "__spec__", None) for name, module in found.items()}
+        return {name: found[name] for name, spec in specs.items() if spec and _is_source(spec) and _folder(spec) == self.folder}
 
     def _has(self, name: str) -> bool:
-        return self._top in ("", name.partition(".")[0])
-
-    def loaded(self) -> dict[str, _Source]:
-        """What was loaded of it."""
-        specs = {name: getattr(module, "__spec__", None) for name, module in list(sys.modules.items()) if self._has(name)}
-        loaders = {name: getattr(spec, "loader", None) for name, spec in specs.items()}
-        return {name: loader for name, loader in loaders.items() if isinstance(loader, _Source) and loader.folder == self._folder}
-
-    def forget(self) -> dict[str, ModuleType]:
-        """Have it loaded anew by the next import; who holds the old modules keeps them."""
-        gone = {name: sys.modules.pop(name) for name in self.loaded()}
-        for name in gone:
-            package, _, module = name.rpartition(".")
-            if package in sys.modules:
-                vars(sys.modules[package]).pop(module, None)
-        return gone
-
-    @staticmethod
-    def restore(modules: dict[str, ModuleType]) -> None:
-        sys.modules.update(modules)
-        for name, module in modules.items():
-            package, _, last = name.rpartition(".")
-            if package in sys.modules:
-                setattr(sys.modules[package], last, module)
+        return self.top in ("", name.partition(".")[0])
 
 
-def _find(name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
-    finders = (finder for finder in sys.meta_path if not isinstance(finder, _Finder))
-    return next((spec for finder in finders if (spec := finder.find_spec(name, path, target)) is not None), None)
+_known: dict[tuple[Path, str], _Place] = {}
+
+
+def _forget(modules: dict[str, ModuleType]) -> None:
+    """Have them loaded anew by the next import; who holds the old modules keeps them."""
+    for name in modules:
+        sys.modules.pop(name)
+        package, _, last = name.rpartition(".")
+        if package in sys.modules:
+            vars(sys.modules[package]).pop(last, None)
+
+
+def _restore(modules: dict[str, ModuleType]) -> None:
+    sys.modules.update(modules)
+    for name, module in modules.items():
+        package, _, last = name.rpartition(".")
+        if package in sys.modules:
+            setattr(sys.modules[package], last, module)
+
+
+def _find(top: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(top)
+    except ValueError:  # of a module that was made by hand
+        return None
+
+
+def _is_source(spec: ModuleSpec) -> bool:
+    return type(spec.loader) is SourceFileLoader
 
 
 def _folder(spec: ModuleSpec) -> Path | None:

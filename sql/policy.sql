@@ -22,23 +22,24 @@ SELECT pool, enabled, period, objective, set_by, ts FROM auto_tuning QUALIFY row
 SELECT DISTINCT pool FROM jobs WHERE state = 'pending' AND epoch(not_before) > $1 AND epoch(not_before) <= $2
 
 -- name: bank_of_signatures
--- Of each signature the newest job whose adapter is in the bank.
-SELECT j.signature, max(a.job_id) AS job
+-- Jobs whose adapters are in the bank, with their signatures, the newest last.
+SELECT j.signature, a.job_id AS job
 FROM adapters a JOIN jobs j ON j.id = a.job_id
 WHERE a.gone IS NULL AND j.signature IS NOT NULL
-GROUP BY j.signature
-ORDER BY j.signature
+ORDER BY a.job_id
 
 -- name: causal_model
 -- What the causal model of a pool is made of. $1: pool, $2: policy, $3: objective, $4: version.
 SELECT learnt FROM causal_models WHERE pool = $1 AND policy = $2 AND objective = $3 AND version = $4
 
 -- name: copying_replicas
--- Of jobs those that are replicas of a group that trains: they copy its state, wherever their own checkpoints lie. $1: the jobs.
+-- Of jobs those that are replicas of a group that trains, as far as their own checkpoints or farther: they copy its state, wherever those lie.
+-- $1: the jobs.
 SELECT j.id
-FROM jobs j
+FROM jobs j LEFT JOIN progress p ON p.job_id = j.id
 WHERE list_contains($1::BIGINT[], j.id) AND j.spec ->> '$.replicas.max' IS NOT NULL
-  AND EXISTS (SELECT 1 FROM jobs o JOIN metrics m ON m.lease_id = o.lease_id WHERE o.array_id = j.array_id AND o.id <> j.id AND m.name = 'members')
+  AND EXISTS (SELECT 1 FROM jobs o JOIN metrics m ON m.lease_id = o.lease_id
+              WHERE o.array_id = j.array_id AND o.id <> j.id AND m.name = 'members' AND m.step >= coalesce(p.checkpoint_step, 0))
 
 -- name: fetched
 -- Of jobs whose checkpoints are to go to another host: where they lie, the digest by which the daemon has them, why they were not sent, the step, their bytes.
@@ -129,9 +130,29 @@ SELECT epoch(max(ts)) AS ts, max(id) AS id FROM tunings WHERE pool = $1 AND outc
 -- Leases. $1: which.
 SELECT id, granted_at, started_at, expires_at, gpu_count, profile, share <> 'exclusive' AS shared FROM leases WHERE list_contains($1::BIGINT[], id)
 
+-- name: lease_sources
+-- Of leases that begin with the weights of another job: the place of its checkpoints, the run directory of its newest lease (of a gang that
+-- of its first node), and for a server its spec; and the spec of the job with which they train first. $1: leases.
+SELECT l.id, (SELECT s.place FROM jobs s WHERE s.id = CAST(l.options ->> 'begin_from' AS BIGINT)) AS place,
+       (SELECT w.run_dir FROM leases s JOIN workers w ON w.lease_id = s.id
+        WHERE s.job_id = CAST(l.options ->> 'begin_from' AS BIGINT) AND NOT coalesce(s.profile, false) AND w.run_dir IS NOT NULL
+        ORDER BY s.id DESC, w.node_id LIMIT 1) AS run_dir,
+       (SELECT s.spec FROM jobs s WHERE s.id = CAST(l.options ->> 'begin_from' AS BIGINT) AND j.kind = 'infer') AS trained_as,
+       (SELECT p.spec FROM jobs p WHERE p.id = CAST(l.options ->> 'joint' AS BIGINT)) AS partner
+FROM leases l JOIN jobs j ON j.id = l.job_id
+WHERE l.id IN (SELECT unnest($1::BIGINT[]))
+
+-- name: lease_specs
+-- What leases run: the specs and owners of their jobs, the directories of their copied trees, the memory that they need of each GPU,
+-- with whose weights they begin, adapters with which they may, and with whom they train first. $1: leases.
+SELECT l.id, j.spec, j.owner, v.snapshot, coalesce(CAST(l.options ->> 'memory' AS BIGINT), k.gpu_memory, 0) AS gpu_memory,
+       CAST(l.options ->> 'begin_from' AS BIGINT) AS source, l.options ->> 'begins' AS begins, CAST(l.options ->> 'joint' AS BIGINT) AS joint
+FROM leases l JOIN jobs j ON j.id = l.job_id LEFT JOIN provenance v ON v.job_id = j.id LEFT JOIN work k ON k.job_id = j.id
+WHERE l.id IN (SELECT unnest($1::BIGINT[]))
+
 -- name: leaving
--- Every runner, whether it was told to leave, and whether it is to start nothing more.
-SELECT id, leaving, state IN ('draining', 'drained') FROM nodes
+-- Every runner, whether it was told to leave, whether it is to start nothing more, and whether it hands its node back.
+SELECT id, leaving, state IN ('draining', 'drained'), leaving AND leaves_at IS NOT NULL FROM nodes
 
 -- name: metric_curve
 -- The values of a metric that a job has reported, by step; where it trained a step again, the newer one. $1: job, $2: metric.
@@ -201,12 +222,17 @@ WHERE j.pool = $1 AND l.stop_reason = 'preempted' AND l.stop_for IS NOT NULL AND
 GROUP BY l.job_id, l.stop_for
 
 -- name: saved_replicas
--- Of groups of replicas none of which trains: the tasks that have a checkpoint, and its step; whether they have a GPU. $1: arrays.
-SELECT j.array_id, j.id, j.name, p.checkpoint_step, j.lease_id IS NOT NULL
-FROM jobs j JOIN progress p ON p.job_id = j.id
-WHERE list_contains($1::BIGINT[], j.array_id) AND j.finished_at IS NULL AND p.checkpoint_step > 0
-  AND NOT EXISTS (SELECT 1 FROM jobs o JOIN metrics m ON m.lease_id = o.lease_id WHERE o.array_id = j.array_id AND m.name = 'members')
-ORDER BY j.array_id, j.id
+-- Of groups of replicas none of which trains as far as that: the tasks that have a checkpoint, and its step; whether they have a GPU. $1: arrays.
+WITH saved AS (
+    SELECT j.array_id, j.id, j.name, p.checkpoint_step AS step, j.lease_id, max(p.checkpoint_step) OVER (PARTITION BY j.array_id) AS newest
+    FROM jobs j JOIN progress p ON p.job_id = j.id
+    WHERE list_contains($1::BIGINT[], j.array_id) AND j.finished_at IS NULL AND p.checkpoint_step > 0
+)
+SELECT s.array_id, s.id, s.name, s.step, s.lease_id IS NOT NULL
+FROM saved s
+WHERE NOT EXISTS (SELECT 1 FROM jobs o JOIN metrics m ON m.lease_id = o.lease_id
+                  WHERE o.array_id = s.array_id AND m.name = 'members' AND m.step >= s.newest)
+ORDER BY s.array_id, s.id
 
 -- name: saved_steps
 -- Steps of the newest checkpoints of jobs. $1: the jobs.

@@ -113,15 +113,11 @@ WHERE d.needs IN (SELECT unnest($1::BIGINT[])) AND NOT d.met AND j.finished_at I
 ORDER BY d.job_id
 
 -- name: ending_leases
--- What is needed to end leases: their jobs with their counters. `measured`: after a profiling run, whether its pool knows its speed;
--- `reported`: whether the progress is this lease's, not that of an attempt before.
+-- What is needed to end leases: their jobs with their counters. `reported`: whether the progress is this lease's, not that of an attempt before.
 SELECT l.id, l.job_id, l.gpu_count, epoch(l.granted_at) AS granted_at, epoch(l.started_at) AS started_at, l.stop_reason, l.profile, l.share, coalesce(j.unmeasured, 0) AS unmeasured,
-       l.profile AND EXISTS (FROM speeds s JOIN gpus g ON g.name = s.gpu_name
-                             WHERE s.signature = j.signature AND g.pool = j.pool) AS measured,
        j.excluded, j.failures, j.preemptions, j.cancel_requested, j.held, j.run_time, j.attained, j.spec, p.metric, p.step, p.total_steps,
-       coalesce(p.updated_at >= l.started_at, false) AND EXISTS (FROM report_marks m WHERE m.lease_id = l.id AND m.rank = 0) AS reported,
-       (SELECT count(*) FROM leases o WHERE o.job_id = j.id AND o.outcome = 'lost'
-          AND o.id > coalesce((SELECT max(e.id) FROM leases e WHERE e.job_id = j.id AND e.outcome <> 'lost'), 0)) AS losses
+       (SELECT d.job_id FROM dependencies d WHERE d.job_id = CAST(l.options ->> 'joint' AS BIGINT) AND d.needs = j.id AND NOT d.met) AS joint,
+       coalesce(p.updated_at >= l.started_at, false) AND EXISTS (FROM report_marks m WHERE m.lease_id = l.id AND m.rank = 0) AS reported
 FROM leases l JOIN jobs j ON j.id = l.job_id LEFT JOIN progress p ON p.job_id = j.id
 WHERE l.id IN (SELECT unnest($1::BIGINT[])) AND l.state <> 'ended'
 ORDER BY l.id
@@ -156,6 +152,15 @@ WHERE w.node_id = $1 AND w.state IN ('starting', 'running') AND l.state <> 'ende
   AND w.lease_id NOT IN (SELECT unnest($2::BIGINT[]))
 ORDER BY w.lease_id
 
+-- name: free_partners
+-- Of jobs ($1), each with one that a plan is to train together with it ($2), those whose other one waits for nothing but GPUs, has not
+-- trained, and has not waited for that before, with which nothing came of it.
+SELECT j.id, p.id
+FROM (SELECT unnest($1::BIGINT[]) AS job, unnest($2::BIGINT[]) AS partner) w JOIN jobs j ON j.id = w.job JOIN jobs p ON p.id = w.partner
+WHERE p.state = 'pending' AND p.owner = j.owner AND NOT EXISTS (FROM progress q WHERE q.job_id = p.id AND q.checkpoint_step IS NOT NULL)
+  AND NOT EXISTS (FROM dependencies d WHERE d.job_id = p.id AND d.needs = j.id)
+  AND NOT EXISTS (FROM beginnings b WHERE b.job_id = p.id AND b.state = 'joint')
+
 -- name: gpu_nodes
 -- Runner of each of the given GPUs.
 SELECT id, node_id FROM gpus WHERE id IN (SELECT unnest($1::VARCHAR[]))
@@ -167,10 +172,6 @@ SELECT g.id, g.node_id, n.state, n.host, g.health = 'missing' AS missing,
 FROM gpus g JOIN nodes n ON n.id = g.node_id
 WHERE g.id IN (SELECT unnest($1::VARCHAR[])) AND g.node_id <> $2
 ORDER BY g.idx, g.id
-
--- name: has_started
--- One row when the job has been running before.
-SELECT 1 FROM jobs WHERE id = $1 AND first_start_at IS NOT NULL
 
 -- name: idempotency
 -- Jobs that were submitted with one of these keys, whoever owns them.
@@ -226,20 +227,36 @@ WHERE id IN (SELECT unnest($1::BIGINT[])) AND state <> 'ended'
 -- name: live_parts
 -- The parts of live leases, by lease and node, with what their reports are measured by.
 SELECT w.lease_id, w.node_id, w.state, l.job_id, j.state, l.state, epoch(l.granted_at), epoch(l.started_at), j.total_steps, j.spec ->> '$.stop.metric',
-       l.profile, coalesce(l.share, 'exclusive')
+       l.profile, coalesce(l.share, 'exclusive'), j.first_start_at IS NOT NULL
 FROM workers w JOIN leases l ON l.id = w.lease_id JOIN jobs j ON j.id = l.job_id
 WHERE w.lease_id IN (SELECT unnest($1::BIGINT[])) AND l.state <> 'ended' AND w.state <> 'exited'
 
 -- name: joint_leases
--- Jobs, the jobs with which their leases train first, the specs of both, and whether the other one still waits: it may have been started
--- meanwhile, and then it has trained by itself.
-SELECT j.id, p.id, j.spec, p.spec, p.finished_at IS NULL AND p.lease_id IS NULL AND p.attempts = 0 AS waits
+-- Jobs, the jobs with which their leases train first, the specs of both, and whether the other one still waits: one that an older version
+-- did not hold back may have been started meanwhile, and then it has trained by itself.
+SELECT j.id, p.id, j.spec, p.spec, p.finished_at IS NULL AND p.lease_id IS NULL AND NOT EXISTS (FROM progress q WHERE q.job_id = p.id AND q.checkpoint_step IS NOT NULL) AS waits
 FROM jobs j JOIN leases l ON l.id = j.lease_id JOIN jobs p ON p.id = CAST(l.options ->> 'joint' AS BIGINT)
 WHERE j.id IN (SELECT unnest($1::BIGINT[])) AND p.owner = j.owner
+
+-- name: losses_in_a_row
+-- How many attempts of each of these jobs were lost since one ended otherwise. $1: jobs.
+SELECT o.job_id, count(*)
+FROM leases o
+LEFT JOIN (SELECT job_id, max(id) AS id FROM leases WHERE job_id IN (SELECT unnest($1::BIGINT[])) AND outcome <> 'lost' GROUP BY job_id) e
+    ON e.job_id = o.job_id
+WHERE o.job_id IN (SELECT unnest($1::BIGINT[])) AND o.outcome = 'lost' AND o.id > coalesce(e.id, 0)
+GROUP BY o.job_id
 
 -- name: marks
 -- Last record taken of each rank of the given leases.
 SELECT lease_id, rank, seq FROM report_marks WHERE list_contains($1::BIGINT[], lease_id)
+
+-- name: measured_alike
+-- Those of the given jobs whose speed is known on GPUs of their pool. $1: jobs.
+SELECT j.id
+FROM jobs j
+WHERE j.id IN (SELECT unnest($1::BIGINT[]))
+  AND EXISTS (FROM speeds s JOIN gpus g ON g.name = s.gpu_name WHERE s.signature = j.signature AND g.pool = j.pool)
 
 -- name: measured_gains
 -- What came of the beginnings of a user's jobs on other data: data sets, kinds of labels, and steps from the backbone over those taken;
@@ -292,8 +309,10 @@ WHERE n.id = $1 AND j.finished_at IS NULL AND j.not_sent IS NOT NULL
 SELECT count(*), max(seq) FROM events WHERE epoch(ts) < $1 AND seq < (SELECT max(seq) FROM events)
 
 -- name: own_adapters
--- Those of the given adapters ($2) that are of the user of a job ($1): nobody else is believed.
-SELECT a.job_id FROM adapters a JOIN jobs j ON j.owner = a.owner WHERE j.id = $1 AND a.job_id IN (SELECT unnest($2::BIGINT[]))
+-- Those of the given adapters ($2) that are of the user of a job ($1), nobody else is believed; and not of a half of a training together.
+SELECT a.job_id
+FROM adapters a JOIN jobs j ON j.owner = a.owner
+WHERE j.id = $1 AND a.job_id IN (SELECT unnest($2::BIGINT[])) AND (j.begins IS DISTINCT FROM 'joint' OR a.job_id <> j.begin_after)
 
 -- name: owners_and_specs
 -- Owners and specs of jobs, and what is known of their beginnings.

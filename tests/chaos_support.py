@@ -230,7 +230,7 @@ class Chaos:
             since += time.monotonic() - before
             words = ", reopened twice before"
         self.daemon.launch()
-        self.client.wait_until_up(patient(150))
+        until(lambda: self.client.get("/v1/status"), 150)
         seconds = time.monotonic() - since
         if not clean:
             self.times.daemon.append(seconds)

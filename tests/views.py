@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
-from stoker.engine.scheduling.guards import Actions, Evictions, Limits, protect, reconcile
-from stoker.engine.scheduling.plan_check import check, complete
-from stoker.policies.contract import Demand, Gpus, Jobs, Memory, Need, Nodes, Phase, Plan, Policy, Profile, View
+from stoker.engine.scheduling.guards import Actions, Evictions, PreemptionLimits, protect, reconcile
+from stoker.engine.scheduling.plan_check import check
+from stoker.policies.contract import Allocation, Demand, Gpus, Jobs, Memory, Need, Nodes, Phase, Plan, Policy, Profile, View
 from stoker.policies.placement.consolidated import Placement
 
 NOW = 1_000_000.0
@@ -155,6 +155,13 @@ def written_out(plan: Plan, view: View) -> Plan:
     return dataclasses.replace(plan, allocations=complete(plan, view))
 
 
+def complete(plan: Plan, view: View) -> dict[int, Allocation]:
+    """The allocation of every job that is to have GPUs, including jobs that keep theirs."""
+    jobs = view.jobs
+    rows = [row for row in np.flatnonzero(jobs.phase == Phase.ACTIVE).tolist() if int(jobs.id[row]) not in plan.preempt]
+    return {int(jobs.id[row]): Allocation(tuple(jobs.allocation(row).tolist())) for row in rows} | dict(plan.allocations)
+
+
 def given(plan: Plan) -> dict[int, tuple[int, ...]]:
     """GPUs of each job in a plan."""
     return {job: allocation.gpus for job, allocation in plan.allocations.items()}
@@ -237,7 +244,7 @@ class World:
 
     nodes: Sequence[int]
     jobs: dict[int, Job]
-    limits: Limits = Limits()
+    limits: PreemptionLimits = PreemptionLimits()
     unusable: Sequence[int] = ()
     seconds: float = 10.0  #: a tick
     progress: bool = False  #: jobs with a known length work and end

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-MOST = 4  #: offers of one job: where the first cannot be read, the next is tried
+MOST_OFFERS = 4  #: offers of one job: where the first cannot be read, the next is tried
 LEAST_GAIN = 1.05  #: steps from the backbone over steps with an adapter, from which on that is worth it
 
 
@@ -73,7 +73,7 @@ def offers(bank: Sequence[Banked], data: str, labels: str | None, gains: Gains) 
             words = "its labels are of the same kind, and nothing was measured of this pair yet"
             found.append((2, 0.0, Offer(banked, None, words, same_kind=True)))
     found.sort(key=lambda one: one[:2])
-    return [offer for _, _, offer in found[:MOST]]
+    return [offer for _, _, offer in found[:MOST_OFFERS]]
 
 
 def _measured(gain: Gain, what: str) -> str:

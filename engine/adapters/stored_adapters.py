@@ -20,7 +20,7 @@ from .adapter_choice import Banked, Gain, Gains, Offer, offers
 
 AUTO = "auto"
 JOINT = "joint"  #: with its half of a training together with the job `begin_after`
-KEPT = 2  #: newest adapters of the same data that are kept in the bank; older ones are their jobs' business alone
+NEWEST_KEPT = 2  #: newest adapters of the same data that are kept in the bank; older ones are their jobs' business alone
 #: params that change no step that a job takes to its target, or only by chance
 _NO_LESSON = frozenset({"seed", "checkpoint_every"})
 
@@ -72,10 +72,12 @@ def choose(tx: Transaction, wanted: Mapping[int, int | None]) -> dict[int, Begin
         if begun:
             continue
         spec = msgspec.json.decode(text, type=JobSpec)
-        if begins == JOINT:
-            found[job] = _half(job, named, steps) if state == JOINT else Beginning()
+        if begins == JOINT and state == JOINT:
+            found[job] = _half(job, named, steps)
+            continue
+        if begins == JOINT and begins_of(spec) != AUTO:  # else a plan had chosen with whom, and nothing came of that
             if state is None:
-                rows.append(_cold(spec, job, f"job {named} ended before it had trained with it", tx.now))
+                rows.append(cold(spec, job, f"job {named} ended before it had trained with it", tx.now))
             continue
         planned = named if begins == "job" else wanted[job]
         chosen, why = _named(tx, spec, owner, planned) if begins == "job" else _auto(tx, spec, owner, planned)
@@ -98,7 +100,8 @@ def choose(tx: Transaction, wanted: Mapping[int, int | None]) -> dict[int, Begin
     return found
 
 
-def _cold(spec: JobSpec, job: int, why: str, now: float) -> dict[str, Any]:
+def cold(spec: JobSpec, job: int, why: str, now: float) -> dict[str, Any]:
+    """Row of `beginnings` of a job that trains from its backbone."""
     return {"job_id": job, "source": None, "data": data_of(spec), "labels": None, "same_data": False, "expected": None, "state": "cold",
             "step": 0, "cost": 0, "why": why, "decided_at": now}  # fmt: skip
 
@@ -184,5 +187,5 @@ def keep(tx: Transaction, begun: Sequence[tuple[int, Begun]], left: Sequence[tup
             "reached": made.reached, "begun": begun_with, "bytes": made.bytes, "ended_at": tx.now, "gone": made.unusable,
         })  # fmt: skip
     tx.upsert("adapters", ["job_id"], rows)
-    superseded = tx.execute("superseded_adapters", KEPT)
+    superseded = tx.execute("superseded_adapters", NEWEST_KEPT)
     tx.update("adapters", ["job_id"], [{"job_id": job, "gone": "newer ones of the same data are kept"} for (job,) in superseded])

@@ -1,4 +1,4 @@
-"""What a process does that was forked off to answer one statement: it bounds itself, runs it, writes the answer, and ends."""
+"""The forked process that answers one statement: it bounds itself, runs it, writes the answer, and ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import msgspec
 from ..errors import LimitExceeded, StokerError
 from ..store.backup import copy_database
 from ..store.lockdown import lock_down
-from .query import Limits, run_parquet, run_query, too_large
+from .query import AnswerLimits, run_parquet, run_query, too_large
 from .replica import descriptors_of
 from .wire import Ask, Head, pack_answer
 
@@ -87,7 +87,7 @@ def _answer(replica: Replica, ask: Ask, folder: Path) -> bytes:
     lock_down(con, [folder], spill=f"{min(SPILL, int(free * SPILL_OF_FREE))} bytes")
     if ask.format == "copy":
         return _copy(replica, folder)
-    limits = Limits(rows=ask.rows)
+    limits = AnswerLimits(rows=ask.rows)
     if ask.format == "parquet":
         parquet = run_parquet(con, ask.text, limits, replica.tables, folder)
         return pack_answer(Head(len(parquet.body), "application/vnd.apache.parquet", parquet.truncated), parquet.body)

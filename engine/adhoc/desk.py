@@ -29,7 +29,7 @@ from ..errors import LimitExceeded, StoreError, Unreachable, UsageError
 from ..store.changes import Change, encode
 from .replica import PRIVATE, copy_log, descriptors_of, head_of, log_of
 from .turns import Turns
-from .wire import LARGEST_MESSAGE, Ask, Drop, Ended, Failed, Head, Load, Ready, decode_for_daemon, frame, pair, unpack_answer
+from .wire import LARGEST_MESSAGE, Ask, Drop, Failed, Head, Load, Ready, StatementEnded, decode_for_daemon, frame, pair, unpack_answer
 
 if TYPE_CHECKING:
     from ..home import Home
@@ -233,7 +233,7 @@ class Desk:
         message = decode_for_daemon(body) if body else None
         process.heard += 1
         match message:
-            case Ended():
+            case StatementEnded():
                 if (ended := process.asked.pop(message.id, None)) is not None and not ended.done():
                     ended.set_result(message.signal)
             case Failed():

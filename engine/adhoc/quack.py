@@ -15,7 +15,6 @@ from ..store.lockdown import lock_down
 if TYPE_CHECKING:
     import duckdb
 
-DEFAULT_URI = "quack:localhost:9494"
 _MISSING = (
     "DuckDB's 'quack' extension is not installed, and it is not part of the duckdb package: install it once, where there is a network, "
     "with: python -c \"import duckdb; duckdb.execute('INSTALL quack')\"; without it, 'stoker backup FILE' makes a copy that any DuckDB "

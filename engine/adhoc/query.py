@@ -33,7 +33,7 @@ _LESS = "aggregate or filter earlier, or join on more columns"
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class AnswerLimits:
     """How large an answer may be."""
 
     rows: int = 10_000
@@ -79,7 +79,7 @@ def readable(con: duckdb.DuckDBPyConnection) -> frozenset[str]:
     return frozenset(row[0] for row in con.execute(sql_file("api/readable")).fetchall())
 
 
-def run_query(con: duckdb.DuckDBPyConnection, sql: str, limits: Limits, tables: Collection[str]) -> Result:
+def run_query(con: duckdb.DuckDBPyConnection, sql: str, limits: AnswerLimits, tables: Collection[str]) -> Result:
     """Guard and run ``sql``. ``tables`` are the names that may be read.
 
     Raises UsageError for what is not allowed or wrong, LimitExceeded when it needs too much.
@@ -102,7 +102,7 @@ def run_query(con: duckdb.DuckDBPyConnection, sql: str, limits: Limits, tables: 
         return Result(names, types, rows, truncated, time.monotonic() - started)
 
 
-def run_parquet(con: duckdb.DuckDBPyConnection, sql: str, limits: Limits, tables: Collection[str], scratch: Path) -> ParquetFile:
+def run_parquet(con: duckdb.DuckDBPyConnection, sql: str, limits: AnswerLimits, tables: Collection[str], scratch: Path) -> ParquetFile:
     """The same with the answer as a Parquet file, made in ``scratch``, a directory that the locked database may write."""
     path = scratch / f"answer-{uuid.uuid4().hex}.parquet"
     target = str(path).replace("'", "''")
@@ -119,7 +119,7 @@ def run_parquet(con: duckdb.DuckDBPyConnection, sql: str, limits: Limits, tables
 
 
 @contextlib.contextmanager
-def _bounded(con: duckdb.DuckDBPyConnection, path: Path, limits: Limits) -> Iterator[None]:
+def _bounded(con: duckdb.DuckDBPyConnection, path: Path, limits: AnswerLimits) -> Iterator[None]:
     """Interrupt what writes the file when it grows too large: a disk holds more than an answer may."""
     done, exceeded = threading.Event(), threading.Event()
 
@@ -230,7 +230,7 @@ def _without_zones(text: str, types: list[str]) -> str:
     return f"SELECT {', '.join(parts)} FROM (\n{text}\n) AS answer({', '.join(names)})"
 
 
-def _fetch(con: duckdb.DuckDBPyConnection, limits: Limits) -> tuple[list[tuple[Any, ...]], bool]:
+def _fetch(con: duckdb.DuckDBPyConnection, limits: AnswerLimits) -> tuple[list[tuple[Any, ...]], bool]:
     """Rows up to the limits; few at first, then as many at a time as should fit: rows can be of any width."""
     rows: list[tuple[Any, ...]] = []
     size, count = 0, 8
@@ -257,5 +257,5 @@ def _size(value: Any) -> int:
     return 8
 
 
-def too_large(limits: Limits) -> LimitExceeded:
+def too_large(limits: AnswerLimits) -> LimitExceeded:
     return LimitExceeded(f"query: the answer is larger than {limits.answer >> 20} MiB; select fewer columns or rows")

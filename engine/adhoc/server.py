@@ -24,7 +24,7 @@ import msgspec
 from .allowed import guard
 from .answering import answer_and_exit
 from .replica import Moved, Replica, copy_of, log_of
-from .wire import LARGEST_MESSAGE, Ask, Drop, Ended, Failed, Load, Ready, ToDaemon, decode_for_server, frames
+from .wire import LARGEST_MESSAGE, Ask, Drop, Failed, Load, Ready, StatementEnded, ToDaemon, decode_for_server, frames
 
 COMMIT_LAG_SECONDS = 0.9  #: seconds after which a commit is applied though nobody asks
 SETTLE_BYTES = 16 << 20  #: bytes of changes in memory that are written to the file when nobody is running
@@ -109,7 +109,7 @@ class Server:
         for entry in [entry for entry in self._waiting if entry[0].id == number]:
             self._waiting.remove(entry)
             entry[1].close()
-            self._tell(Ended(number, signal.SIGKILL))  # each question comes to an end that is told
+            self._tell(StatementEnded(number, signal.SIGKILL))  # each question comes to an end that is told
 
     def _work(self) -> None:
         replica = self._replica
@@ -146,7 +146,7 @@ class Server:
         os.close(running.end)
         del self._running[running.pid]
         _, status = os.waitpid(running.pid, 0)
-        self._tell(Ended(running.ask.id, os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0))
+        self._tell(StatementEnded(running.ask.id, os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0))
         shutil.rmtree(running.folder, ignore_errors=True)
 
     def _tell(self, message: ToDaemon) -> None:

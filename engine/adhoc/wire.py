@@ -1,4 +1,4 @@
-"""What the daemon and the process of ad-hoc SQL say to each other.
+"""Messages between the daemon and the process of ad-hoc SQL.
 
 Two sockets join them. The *feed* is a stream from the daemon: a `Load`, then what each commit has done. The *desk*
 carries single messages both ways, and with each `Ask` the end of a third socket, on which the statement's own
@@ -53,7 +53,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     """The copy is loaded."""
 
 
-class Ended(msgspec.Struct, frozen=True, tag=True):
+class StatementEnded(msgspec.Struct, frozen=True, tag=True):
     """The process of a statement has ended, by this signal (0: by itself)."""
 
     id: int
@@ -78,7 +78,7 @@ class Head(msgspec.Struct, frozen=True):
 
 
 ToServer = Ask | Drop
-ToDaemon = Ready | Ended | Failed
+ToDaemon = Ready | StatementEnded | Failed
 decode_for_server = msgspec.msgpack.Decoder(ToServer).decode
 decode_for_daemon = msgspec.msgpack.Decoder(ToDaemon).decode
 

@@ -97,7 +97,7 @@ SAID: dict[str, tuple[str, str, Any]] = {
     "GET /v1/prompts/features/{llm}/{revision}/{tokenizer}": ("application/msgpack", "", None),
     "GET /v1/adapters": ("adapters: array", "user all", None),
     "POST /v1/ui": ("url: string, port: integer, seconds: number, user: string, role: string", "", operators.PageRequest),
-    "POST /v1/report": ("columns: array, rows: array, truncated: boolean", "", reports.Asked),
+    "POST /v1/report": ("columns: array, rows: array, truncated: boolean", "", reports.ReportQuery),
     "POST /v1/simulations": ("~id: integer, ~upload: string", "more", simulations.RunMessage),
     "POST /v1/simulations/uploads/{token}": ("~id: integer, ~upload: string", "offset last", simulations.JobColumns),
     "GET /v1/simulations": ("runs: array", "study limit", None),

@@ -1,4 +1,4 @@
-"""What is searched for a pool of the daemon, read from its tables: its present state, its history, and the configurations of before."""
+"""Requests for searches of the daemon's pools, read from its tables: a pool's present state, its history, earlier configurations."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ TUNER = "autosched"  #: who asks for the searches of a pool that tunes itself
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What somebody asks of a pool."""
+class PoolRequest:
+    """A search of one pool, as a person or the pool itself asks for it."""
 
     pool: str
     objective: str = "jct"
@@ -62,10 +62,10 @@ class PoolRequests:
         self._predictors = {pool: (predictor, at + by) for pool, (predictor, at) in self._predictors.items()}
 
     def setting(self, pool: str) -> dict[str, Any] | None:
-        """What is in force in a pool; None: the pool is gone."""
+        """The policy in force in a pool, with its configuration; None: the pool is gone."""
         return next((row for row in self._scheduling.in_force() if row["pool"] == pool), None)
 
-    def request(self, asked: Asked) -> tuple[SearchRequest, str]:
+    def request(self, asked: PoolRequest) -> tuple[SearchRequest, str]:
         """The search, and the words on the arrivals that are expected. UsageError for a pool or a space that can't be searched."""
         rules = self._scheduling.rules(asked.pool)
         setting = self.setting(asked.pool)
@@ -96,7 +96,7 @@ class PoolRequests:
         return self._jobs(pool, now)[0].submitted
 
     def waits_for(self, pool: str) -> str:
-        """What a pool that tunes itself waits for; empty: for nothing."""
+        """Why a pool that tunes itself cannot be searched yet; empty: it can."""
         ((jobs,),) = self._store.rows("policy/tuning_jobs", pool, self._clock() - HISTORY_SECONDS)
         return f"waits for a history of {MIN_HISTORY_JOBS} jobs; it has {jobs}" if jobs < MIN_HISTORY_JOBS else ""
 
@@ -112,12 +112,12 @@ class PoolRequests:
         return tuple(tried)
 
     def _predictor(self, pool: str) -> DurationRanges | None:
-        """That of the last day (002 ch. 6.5.1): older ones are learnt anew, in the process of the search."""
+        """The pool's predictor, if it is younger than a day (002 ch. 6.5.1); an older one is learnt anew in the process of the search."""
         predictor, learnt_at = self._predictors.get(pool, (None, -math.inf))
         return predictor if self._clock() < learnt_at + DAY else None
 
     def _left(self, pool: str, view: View) -> tuple[Floats, Bools]:
-        """Seconds of work that each job is taken to have left, and of which jobs nothing is known."""
+        """The seconds of work that each job is taken to have left, and whether its duration is unknown."""
         work = {found["id"]: found for found in objects(self._store, "policy/known_work", pool)}
         rows = self._store.rows("policy/finished_times", pool, FINISHED_JOBS)
         ended = Finished(

@@ -11,7 +11,7 @@ from typing import Any
 from ...policies.autosched.search import Trial
 from ..errors import Conflict, NotFound, StokerError
 from ..store.store import Store
-from .pool_requests import Asked, PoolRequests
+from .pool_requests import PoolRequest, PoolRequests
 from .search_process import Idle, SearchFailed, SearchRequest, find_apart
 from .stored_models import StoredModel, keep_model
 from .summary import summary_of
@@ -23,21 +23,21 @@ log = logging.getLogger(__name__)
 class PoolSearches:
     """``decide``: puts what a search has found in force, or not, and adds to its summary what was done."""
 
-    def __init__(self, store: Store, requests: PoolRequests, decide: Callable[[Asked, dict[str, Any]], dict[str, Any]]) -> None:
+    def __init__(self, store: Store, requests: PoolRequests, decide: Callable[[PoolRequest, dict[str, Any]], dict[str, Any]]) -> None:
         self._store, self._requests, self._decide = store, requests, decide
         self._lock = threading.Lock()
         self.busy: str | None = None  #: the pool that is searched for
         self._answers: dict[str, dict[str, Any]] = {}  #: of the last searches, by their numbers
         self._newest: dict[str, str] = {}  #: the number of each pool's newest
 
-    def begin(self, asked: Asked) -> dict[str, Any]:
+    def begin(self, asked: PoolRequest) -> dict[str, Any]:
         """Start a search; what `answer` says of it. Conflict while another is under way; UsageError for what can't be searched."""
         request, arrivals = self._requests.request(asked)
         with self._lock:
             if self.busy is not None:
                 raise Conflict(f"pool {self.busy!r} is being tuned; try again when that has ended")
             self.busy = asked.pool
-        search = secrets.token_hex(4)  # no number that counts: a daemon that was started anew would give it to another search
+        search = secrets.token_hex(4)  # random: a counter would begin again with each start of the daemon, and name two searches alike
         self.tell(asked.pool, search, state="searching", trials=0)
         threading.Thread(target=self._run, args=(asked, search, request, arrivals), name="tuning", daemon=True).start()
         return self.answer(asked.pool, search)
@@ -58,7 +58,7 @@ class PoolSearches:
             if old not in self._newest.values():
                 self._answers.pop(old, None)
 
-    def _run(self, asked: Asked, search: str, request: SearchRequest, arrivals: str) -> None:
+    def _run(self, asked: PoolRequest, search: str, request: SearchRequest, arrivals: str) -> None:
         def told(number: int, _trial: Trial) -> None:
             self.tell(asked.pool, search, state="searching", trials=number + 1)
 

@@ -16,9 +16,9 @@ from ..scheduling.policy_settings import PolicySetting, set_policy
 from ..scheduling.ticks import Scheduling
 from ..store.store import Committed, Store
 from ..tasks import Tasks
-from .pool_requests import TUNER, Asked, PoolRequests, whole
+from .pool_requests import TUNER, PoolRequest, PoolRequests, whole
 from .pool_searches import PoolSearches
-from .stored_tunings import Measured, NewTuning, add_tuning, measure_tuning
+from .stored_tunings import MeasuredGain, NewTuning, add_tuning, measure_tuning
 from .tuning_controller import Controller, has_harmed, measured_gain, refusal
 
 MEASURE_EVERY = 60.0  #: seconds between two looks for changes whose period is over
@@ -71,16 +71,16 @@ class PoolTuning:
         return {row["pool"]: row for row in objects(self._store, "policy/auto_tuning")}
 
     def automatic(self) -> dict[str, dict[str, Any]]:
-        """Of the pools that tune themselves: the period in seconds and the objective."""
+        """The period in seconds and the objective of each pool that tunes itself."""
         rows = self._stored_settings().items()
         return {pool: {"period": row["period"], "objective": row["objective"]} for pool, row in rows if row["enabled"]}
 
     def standing(self) -> dict[str, dict[str, Any]]:
-        """The same, with when the next search comes (s since the epoch), and why there may be none then."""
+        """As `automatic`, with the time of the next search (s since the epoch), and why where there is none."""
         return {pool: {**auto, **self._next(pool, auto["period"])} for pool, auto in self.automatic().items()}
 
     def _next(self, pool: str, period: float) -> dict[str, Any]:
-        """None: one is under way, or it waits."""
+        """When the next search comes, and why it is not known: one is under way, or the pool waits."""
         if self.searches.busy == pool:
             return {"next": None, "why": "a search is under way"}
         if why := self.waits_for(pool):
@@ -109,7 +109,7 @@ class PoolTuning:
         ((last_at, last),) = self._store.rows("policy/last_tuning", pool)
         trigger = controller.due(now, lambda: self._requests.submitted(pool, now), last_at)
         if trigger is not None:
-            asked = Asked(pool, auto["objective"], min_gain=trigger.min_gain, period=auto["period"], why=trigger.why, seed=last or 0)
+            asked = PoolRequest(pool, auto["objective"], min_gain=trigger.min_gain, period=auto["period"], why=trigger.why, seed=last or 0)
             self.begin(asked)
 
     def measure(self) -> None:
@@ -120,7 +120,7 @@ class PoolTuning:
 
     # Changes
 
-    def _decide(self, asked: Asked, summary: dict[str, Any]) -> dict[str, Any]:
+    def _decide(self, asked: PoolRequest, summary: dict[str, Any]) -> dict[str, Any]:
         """Put the best in force if it is worth it and nothing was set meanwhile, and write down what was found."""
         outcome, why = "kept", asked.why
         refused = refusal(summary["before"], summary["after"], summary["gain"], asked.min_gain, self._rolled_back(asked, summary["policy"]))
@@ -138,7 +138,7 @@ class PoolTuning:
         self._store.write(add_tuning, NewTuning(asked.pool, summary, asked.period, outcome, why, asked.by))
         return {**summary, "applied": outcome == "applied", "outcome": outcome, "why": why}
 
-    def _rolled_back(self, asked: Asked, policy: str) -> list[Any]:
+    def _rolled_back(self, asked: PoolRequest, policy: str) -> list[Any]:
         """Configurations that the pool itself does not apply again; a person may."""
         since = Controller(asked.period).rolled_back_since(self._clock())
         return [json.loads(after) for (after,) in self._store.rows("policy/taken_back", asked.pool, policy, since) if asked.by == TUNER]
@@ -159,20 +159,20 @@ class PoolTuning:
         ((taken,),) = self._store.rows("policy/taken_of_period", pool, change["ts"], change["ts"] + change["period"])
         gain = measured_gain(change["expected"], taken)
         if gain is None:
-            self._store.write(measure_tuning, Measured(change["id"], 1.0, "measured", f"{why}; no job was at hand"))
+            self._store.write(measure_tuning, MeasuredGain(change["id"], 1.0, "measured", f"{why}; no job was at hand"))
             return False
         row = self._requests.setting(pool)
-        # Set first: what is on record has happened, whenever the daemon is killed.
+        # Set first, recorded second: so each record is true, whenever the daemon is killed.
         if row and has_harmed(gain) and self._may_roll_back(change, _set_in(row)) and self._set(row, change["before"], TUNER):
             harm = f"{why}; jobs took {1 / gain:.2f} × as long as expected without it"
-            self._store.write(measure_tuning, Measured(change["id"], gain, "rolled back", harm))
+            self._store.write(measure_tuning, MeasuredGain(change["id"], gain, "rolled back", harm))
             return True
         stays = "stays" if _set_in(self._requests.setting(pool)) == (change["policy"], change["after"]) else "another change followed"
-        self._store.write(measure_tuning, Measured(change["id"], gain, "measured", f"{why}; {stays}"))
+        self._store.write(measure_tuning, MeasuredGain(change["id"], gain, "measured", f"{why}; {stays}"))
         return False
 
     def _may_roll_back(self, change: dict[str, Any], now: tuple[str, dict[str, Any]] | None) -> bool:
-        """Only the pool's own newest change may, while nobody has set another; also if it was rolled back just before a kill."""
+        """Only the pool's own newest change may, while no other is set. It may again if the daemon was killed after the roll-back."""
         still = now in [(change["policy"], config) for config in (change["after"], change["before"])]
         return bool(self._tunes_itself(change["pool"]) and change["newest"] and change["asked_by"] == TUNER and still)
 

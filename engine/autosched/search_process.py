@@ -21,10 +21,10 @@ from ...policies.autosched.search import (
     EPSILON,
     EVEN_SHARE,
     TRIALS,
-    Figures,
-    Found,
+    BestFound,
     NotMeasured,
     Trial,
+    TrialFigures,
     as_cut_off,
     rechecked,
     search,
@@ -60,7 +60,7 @@ class Idle(SearchFailed):
 
 @dataclass(frozen=True, slots=True)
 class SearchRequest:
-    """What is to be searched."""
+    """One search: where it starts, what may change, and how long it may take."""
 
     situation: Situation
     space: Space  #: the keys that are tuned, with their ranges
@@ -90,9 +90,9 @@ class SearchRequest:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """What a search found, with the causal model that was at work and what was measured besides."""
+    """The best that a search found, with the causal model and the predictor of durations that were at work."""
 
-    found: Found
+    found: BestFound
     model: CausalModel | None = None  #: of the request, with the samples of this search
     at_work: bool = False  #: whether it predicted rewards in this search
     words: str = ""  #: on the model, or why it was not at work; empty: none was asked for
@@ -156,7 +156,7 @@ class _Learning:
             except NoModel as error:
                 self.words = str(error)
 
-    def measure(self, trials: Trials, config: Configuration) -> Figures:
+    def measure(self, trials: Trials, config: Configuration) -> TrialFigures:
         """Raises NotMeasured, and learns from a trial that was cut off too."""
         reference = trials.reference
         try:
@@ -167,7 +167,7 @@ class _Learning:
         self._keep(config, reference, figures)
         return figures
 
-    def _keep(self, config: Configuration, reference: Figures | None, figures: Figures | None) -> None:
+    def _keep(self, config: Configuration, reference: TrialFigures | None, figures: TrialFigures | None) -> None:
         if self._model is not None and reference is not None and figures is not None:
             self._rows.append(self._model.encoder.sample(config, self._features, self._objective, reference, figures))
 
@@ -185,10 +185,10 @@ class Trials:
     def __init__(self, policy: str, situation: Situation, ends_at: float = math.inf, elsewhere: TrialsOnRay | None = None) -> None:
         self.policy, self.situation, self.ends_at, self._elsewhere = policy, situation, ends_at, elsewhere
         self._begun: dict[str, Any] = {}  #: trials elsewhere that were begun before they were asked for
-        self.reference: Figures | None = None
-        self._usual: Figures  #: whose cost bounds a trial
+        self.reference: TrialFigures | None = None
+        self._usual: TrialFigures  #: whose cost bounds a trial
 
-    def measure(self, config: Configuration) -> Figures:
+    def measure(self, config: Configuration) -> TrialFigures:
         """Raises NotMeasured."""
         if self.reference is not None:
             return self._tried(config)
@@ -206,7 +206,7 @@ class Trials:
             if (name := _name(config)) not in self._begun:
                 self._begun[name] = self._elsewhere.begin(self.situation, *self._bounded(config, *self._bounds()))
 
-    def _tried(self, config: Configuration) -> Figures:
+    def _tried(self, config: Configuration) -> TrialFigures:
         return self._measured(config, *self._bounds())
 
     def _bounds(self) -> tuple[float, float]:
@@ -217,7 +217,7 @@ class Trials:
         bound = min(bound, left)
         return self.policy, config, bound, min(3.0 * bound + MIN_TRIAL_CPU_SECONDS, max(left, 1e-3)), decisions, self.reference
 
-    def _measured(self, config: Configuration, bound: float, decisions: float) -> Figures:
+    def _measured(self, config: Configuration, bound: float, decisions: float) -> TrialFigures:
         if self._elsewhere is None:
             return trial(self.situation, *self._bounded(config, bound, decisions))
         begun = self._begun.pop(_name(config), None)
@@ -231,8 +231,8 @@ def _name(config: Configuration) -> str:
 
 
 def trial(
-    situation: Situation, policy: str, config: Configuration, bound: float, real: float, decisions: float, reference: Figures | None
-) -> Figures:
+    situation: Situation, policy: str, config: Configuration, bound: float, real: float, decisions: float, reference: TrialFigures | None
+) -> TrialFigures:
     """One, bounded by processor time, real time and decisions. Raises NotMeasured."""
     began = time.thread_time()
     try:
@@ -250,7 +250,7 @@ def trial(
     return dataclasses.replace(figures, seconds=time.thread_time() - began)
 
 
-def _checked(found: Found, trials: Trials, objective: str) -> Found:
+def _checked(found: BestFound, trials: Trials, objective: str) -> BestFound:
     began = time.monotonic()
     try:
         found = rechecked(found, trials.measure, objective)
@@ -306,6 +306,6 @@ def _work(pipe: Connection, request: SearchRequest) -> None:
 
 
 def step_aside() -> None:
-    """In a process of its own: it is in nobody's way, and leaves Ctrl-C to the process that people see, which ends this one."""
+    """Lower this process's priority, and ignore Ctrl-C: the command that a person interrupts ends its child processes itself."""
     os.nice(NICENESS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

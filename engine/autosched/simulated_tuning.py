@@ -23,7 +23,7 @@ PERIOD = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class SearchOutcome:
     """The result of one search, and whether it was applied."""
 
     at: float
@@ -64,7 +64,7 @@ class SimulatedTuning:
     looks: Callable[[Simulation], Situation] | None = None
     #: Benchmarks hand in another search here.
     searches: Callable[[SearchRequest], SearchResult] = find
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[SearchOutcome] = field(default_factory=list)
     next_at: float = 0.0
     tried: list[dict[str, Any]] = field(default_factory=list)  #: the first configuration in force, and the newest of those after it
     _predictor: DailyPredictor = field(default_factory=DailyPredictor)
@@ -131,7 +131,7 @@ class SimulatedTuning:
         rolled_back = [config for at, config in self._rolled_back if at >= since]
         applied = not refusal(found.in_force, found.best, found.gain, trigger.min_gain, rolled_back)
         simulated, rejected = found.count("simulated"), found.count("rejected")
-        self.turns.append(Turn(simulation.now, found.gain, applied, simulated, rejected, found.seconds, trigger.why))
+        self.turns.append(SearchOutcome(simulation.now, found.gain, applied, simulated, rejected, found.seconds, trigger.why))
         if applied:
             self.tried = tried_before(found.in_force, self.tried)
             self._change = _Change(simulation.now, found.in_force, found.best, found.reference.soon)
@@ -146,5 +146,5 @@ def taken_of_period(simulation: Simulation, begin: float, period: float) -> floa
 
 
 def make_control(choice: Choice, options: Options) -> SimulatedTuning:
-    """Of a choice of `stoker simulate` that tunes itself."""
+    """The control of a simulation, for a choice of `stoker simulate` that tunes itself."""
     return SimulatedTuning(choice.policy, dict(choice.config), options)

@@ -14,7 +14,7 @@ from ...policies.autosched.arrivals_ahead import BIN_SECONDS, HORIZON_BINS, arri
 from ...policies.autosched.causal_model import workload_features
 from ...policies.autosched.duration_ranges import DurationRanges, PastJobs
 from ...policies.autosched.job_aggregation import aggregate
-from ...policies.autosched.search import Figures
+from ...policies.autosched.search import TrialFigures
 from ...policies.contract import Bools, Floats, Ints, Jobs, Memory, Phase, View
 from ..forecast.ongoing import OutOfTime, drained
 from ..scheduling.guards import Evictions
@@ -81,7 +81,7 @@ class Situation:
 
     @property
     def has_deadlines(self) -> bool:
-        """Those of jobs at hand; deadlines of expected jobs are unknown."""
+        """Whether jobs at hand have deadlines; those of expected jobs are unknown."""
         return bool(np.isfinite(self.view.jobs.tier_deadline).any())
 
 
@@ -153,7 +153,7 @@ def usual_durations(history: History) -> Floats:
 
 
 def aggregated(situation: Situation) -> Situation:
-    """The same, with alike waiting jobs, and alike arrivals, simulated as one job. Jobs that hold GPUs, or ever did, stay single."""
+    """The situation with alike waiting jobs, and alike arrivals, joined into one each. Jobs that hold GPUs, or ever did, stay single."""
     view, coming = situation.view, situation.coming
     jobs = view.jobs if type(view.jobs) is Jobs else view.jobs.plain()  # type: ignore[attr-defined]
     largest = int(np.bincount(view.gpus.node[view.gpus.usable]).max(initial=1))
@@ -224,7 +224,7 @@ DECISIONS_FACTOR = 4  #: a trial is cut off after so many times the decisions th
 MIN_DECISIONS = 200  #: that each trial may take
 
 
-def bound_of(usual: Figures) -> int:
+def bound_of(usual: TrialFigures) -> int:
     """Decisions after which a trial is cut off. They do not depend on other work of the machine, so a search finds the same again; a trial
     is long where jobs change places all the time."""
     return DECISIONS_FACTOR * usual.decisions + MIN_DECISIONS
@@ -233,11 +233,11 @@ def bound_of(usual: Figures) -> int:
 class CutOff(OutOfTime):
     """A trial was cut off. ``figures``: those so far, with open jobs taken to end when a trial ends at the latest."""
 
-    def __init__(self, figures: Figures | None) -> None:
+    def __init__(self, figures: TrialFigures | None) -> None:
         self.figures = figures
 
 
-def measure(situation: Situation, policy: object, cpu_seconds: float = math.inf, most_decisions: float = math.inf) -> Figures:
+def measure(situation: Situation, policy: object, cpu_seconds: float = math.inf, most_decisions: float = math.inf) -> TrialFigures:
     """One trial: the pool from its present state until all jobs have ended, at most `MAX_TRIAL_SECONDS`. Raises CutOff, SimulationError."""
     view = situation.view
     if type(view.jobs) is not Jobs:
@@ -245,7 +245,7 @@ def measure(situation: Situation, policy: object, cpu_seconds: float = math.inf,
     until = view.now + MAX_TRIAL_SECONDS
     options = dataclasses.replace(situation.options, until=until)
 
-    def figures(workload: Workload, result: Result) -> Figures:
+    def figures(workload: Workload, result: Result) -> TrialFigures:
         weight = np.ones(len(workload)) if situation.weight is None else situation.weight.astype(np.float64)
         return figures_of(workload, result, view, weight, until, situation.period)
 
@@ -259,7 +259,7 @@ def measure(situation: Situation, policy: object, cpu_seconds: float = math.inf,
     return figures(*run)
 
 
-def figures_of(workload: Workload, result: Result, view: View, weight: Floats, until: float, period: float) -> Figures:
+def figures_of(workload: Workload, result: Result, view: View, weight: Floats, until: float, period: float) -> TrialFigures:
     """Objectives and metrics of a trial. A job that has not ended is taken to end when the trial did, which is too early."""
     fates = result.fates
     counts = ~fates.dropped & ~fates.rejected
@@ -281,7 +281,7 @@ def figures_of(workload: Workload, result: Result, view: View, weight: Floats, u
     spans = np.diff(moments)
     whole = max(float(spans.sum()), 1e-9)
     jobs = max(float(weight[counts].sum()), 1.0)
-    return Figures(
+    return TrialFigures(
         jct=float((jct * share).sum()),
         p99=p99,
         slo=float((~counts | (ended > due))[asked].mean()) if asked.any() else 0.0,

@@ -21,7 +21,7 @@ class NewTuning:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredGain:
     """The measured gain of a search that was applied."""
 
     id: int
@@ -48,7 +48,7 @@ def add_tuning(tx: Transaction, batch: Sequence[NewTuning]) -> Sequence[int]:
     return [int(row["id"]) for row in rows]
 
 
-def measure_tuning(tx: Transaction, batch: Sequence[Measured]) -> Sequence[None]:
+def measure_tuning(tx: Transaction, batch: Sequence[MeasuredGain]) -> Sequence[None]:
     """Write down the measured gains of searches."""
     tx.update("tunings", ["id"], [{"id": one.id, "measured_gain": one.gain, "outcome": one.outcome, "why": one.why} for one in batch])
     return [None] * len(batch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...policies.autosched.search import Figures, NotMeasured
+from ...policies.autosched.search import NotMeasured, TrialFigures
 from .situation import Situation
 
 TRIES = 2  #: more of a trial whose process or node dies
@@ -14,7 +14,7 @@ TRIES = 2  #: more of a trial whose process or node dies
 class TrialsOnRay:
     """``trial``: what a task does, with the situation first."""
 
-    def __init__(self, ray: Any, trial: Callable[..., Figures]) -> None:
+    def __init__(self, ray: Any, trial: Callable[..., TrialFigures]) -> None:
         self._ray = ray
         self._task = ray.remote(num_cpus=1, max_retries=TRIES)(_told)
         self._trial = trial
@@ -25,7 +25,7 @@ class TrialsOnRay:
             self._sent = situation, self._ray.put(situation)  # once
         return self._task.remote(self._trial, self._sent[1], *arguments)
 
-    def result(self, begun: Any) -> Figures:
+    def result(self, begun: Any) -> TrialFigures:
         """Raises NotMeasured."""
         try:
             told = self._ray.get(begun)
@@ -33,11 +33,11 @@ class TrialsOnRay:
             raise NotMeasured(f"its task ended: {type(error).__name__}: {' '.join(str(error).split())[:300]}") from None
         if isinstance(told, NotMeasured):
             raise told
-        assert isinstance(told, Figures)
+        assert isinstance(told, TrialFigures)
         return told
 
 
-def _told(trial: Callable[..., Figures], situation: Situation, *arguments: Any) -> Figures | NotMeasured:
+def _told(trial: Callable[..., TrialFigures], situation: Situation, *arguments: Any) -> TrialFigures | NotMeasured:
     try:
         return trial(situation, *arguments)
     except NotMeasured as error:

@@ -27,7 +27,7 @@ class Terminated(BaseException):
     """SIGTERM came. As with Ctrl-C's, nobody who catches exceptions takes it for a fault that can be lived with."""
 
 
-class Ended(StokerError):
+class CommandEnded(StokerError):
     """Ctrl-C or SIGTERM ended a command that says what became of its work."""
 
     def __init__(self, message: str, exit_code: int) -> None:
@@ -41,9 +41,9 @@ def unless_ended(outcome: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise Ended(f"interrupted: {outcome}", 130) from None
+        raise CommandEnded(f"interrupted: {outcome}", 130) from None
     except Terminated:
-        raise Ended(f"terminated: {outcome}", 143) from None
+        raise CommandEnded(f"terminated: {outcome}", 143) from None
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What runs measured of the speed of a step, folded into `speeds` and `slowdowns`: moving averages, corrected by all that runs."""
+"""Measured speeds of steps, folded into `speeds` and `slowdowns`: moving averages, corrected by all that runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _REMEMBERED = 5  #: reports that weigh in a moving average
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredSpeed:
     """One report of a lease: its speed, the job's steps in all, where it knows them, and when it was made (s since the epoch)."""
 
     lease: int
@@ -28,19 +28,19 @@ class Measured:
         return self.ts - self.speed.steps * self.speed.compute
 
 
-def learn_speeds(tx: Transaction, found: Sequence[Measured]) -> None:
+def learn_speeds(tx: Transaction, found: Sequence[MeasuredSpeed]) -> None:
     """Take measurements of leases, in order.
 
     Those made with other parts of the batch than the gang's tell nothing of its steps; those made beside another job, how it is slowed.
     """
     if not found:
         return
-    measured: dict[int, list[Measured]] = {}
+    measured: dict[int, list[MeasuredSpeed]] = {}
     for one in found:
         measured.setdefault(one.lease, []).append(one)
     rows: dict[tuple[int, str], dict[str, Any]] = {}
     jobs: list[dict[str, Any]] = []
-    shared: list[tuple[dict[str, Any], list[Measured]]] = []
+    shared: list[tuple[dict[str, Any], list[MeasuredSpeed]]] = []
     fresh = False
     for lease in tx.objects("measured_speeds", list(measured)):
         totals = [one.total for one in measured[lease["id"]] if one.total is not None]
@@ -63,7 +63,7 @@ def learn_speeds(tx: Transaction, found: Sequence[Measured]) -> None:
         tx.touch("queue", "estimates")  # who waits for it need not be profiled any more
 
 
-def learn_slowdowns(tx: Transaction, found: Sequence[tuple[Mapping[str, Any], Sequence[Measured]]]) -> None:
+def learn_slowdowns(tx: Transaction, found: Sequence[tuple[Mapping[str, Any], Sequence[MeasuredSpeed]]]) -> None:
     """How many times longer steps take beside one other job than alone: of leases that share, where their speed alone is known.
 
     Only reports count in all of whose steps the same other lease, and no third one, ran on the same GPUs, and shared them in the same way,
@@ -103,7 +103,7 @@ def _precedence(lease: Mapping[str, Any]) -> int:
 _PAIR = ("model", "beside", "gpu_name", "kind")  #: keys of `slowdowns`
 
 
-def _only_other(others: Sequence[Mapping[str, Any]], report: Measured) -> Mapping[str, Any] | None:
+def _only_other(others: Sequence[Mapping[str, Any]], report: MeasuredSpeed) -> Mapping[str, Any] | None:
     """The one other lease that ran on the same GPUs all the while, None: there was none, or there were several."""
     there = [one for one in others if one["granted_at"] < report.ts and (one["ended_at"] is None or one["ended_at"] > report.since)]
     if len(there) != 1:

@@ -58,15 +58,17 @@ class Board:
         """Read the runners and the live leases; wake the polls of runners whose assignments have changed."""
         with self._lock:
             self.stale = True
-            wanted = self._read()
+            wanted, elsewhere = self._read()
             kept: dict[str, list[str]] = defaultdict(list)
             for node, backbone in self._store.rows("policy/kept_backbones"):
                 kept[node].append(backbone)
             changed = []
+            nodes = self._store.rows("policy/leaving")
             send: dict[str, list[SendCheckpoint]] = defaultdict(list)
-            for node, job, after, checkpoints, at_most in self._store.rows("policy/wanted_checkpoints"):
-                send[node].append(SendCheckpoint(job=job, after=after, checkpoints=checkpoints, at_most=at_most))
-            for node, leaving, draining in self._store.rows("policy/leaving"):
+            if elsewhere or any(handed_back for *_, handed_back in nodes):  # planning that query takes as long as all others
+                for node, job, after, checkpoints, at_most in self._store.rows("policy/wanted_checkpoints"):
+                    send[node].append(SendCheckpoint(job=job, after=after, checkpoints=checkpoints, at_most=at_most))
+            for node, leaving, draining, _ in nodes:
                 shutdown = "stop" if leaving else None
                 warm = [] if draining else kept[node]
                 now = Assignments(
@@ -81,7 +83,8 @@ class Board:
             if self._loop is not None and changed:
                 self._loop.call_soon_threadsafe(self._wake, changed)
 
-    def _read(self) -> dict[str, list[Assignment]]:
+    def _read(self) -> tuple[dict[str, list[Assignment]], bool]:
+        """The assignments by node, and whether some of them need a checkpoint that lies elsewhere."""
         leases: dict[int, list[dict[str, Any]]] = defaultdict(list)
         for row in self._store.objects("policy/assignments"):
             leases[row["lease"]].append(row)
@@ -93,16 +96,18 @@ class Board:
         self._sources = {lease: source for lease, source in self._sources.items() if lease in leases}
         fresh = sorted(leases.keys() - self._terms.keys())
         begins: dict[int, dict[str, Any]] = {}
-        for lease, text, snapshot, memory, source, place, run_dir, trained_as, owner, offered, joint, partner in (
-            self._store.rows("policy/lease_specs", fresh) if fresh else ()
-        ):
-            spec = json.loads(text)
+        rows = self._store.rows("policy/lease_specs", fresh) if fresh else []
+        led = [lease for lease, *_, source, _, joint in rows if source is not None or joint is not None]
+        sources: dict[int, list[Any]] = {lease: found for lease, *found in self._store.rows("policy/lease_sources", led)} if led else {}
+        for lease, text, owner, snapshot, memory, source, offered, joint in rows:
+            place, run_dir, trained_as, partner = sources.get(lease, [None] * 4)
+            spec = _given(text)
             if trained_as is not None and spec.get("recipe") is not None:
                 spec = _built_alike(spec, json.loads(trained_as))
             shared = (spec.get("share") or {}).get("input")
             self._terms[lease] = {
                 "spec": spec, "snapshot": snapshot, "gpu_memory": memory, "grace": spec.get("grace", GRACE),
-                "input": shared and f"{owner}/{shared}", "joint": None if joint is None else Partner(job=joint, spec=json.loads(partner)),
+                "input": shared and f"{owner}/{shared}", "joint": None if joint is None else Partner(job=joint, spec=_given(partner)),
             }  # fmt: skip
             self._sources[lease] = _Source(source, place, _checkpoints(run_dir))
             begins |= {lease: json.loads(offered)} if offered else {}
@@ -110,12 +115,13 @@ class Board:
         grouped = [lease for lease, held in leases.items() if self._terms[lease]["spec"].get("replicas") and not held[0]["profile"]]
         groups = _groups(self._store.objects("policy/replica_groups", grouped)) if grouped else {}
         wanted: dict[str, list[Assignment]] = defaultdict(list)
-        fetched = self._fetched([held[0]["job"] for held in leases.values() if any(map(_is_elsewhere, held))])
+        elsewhere = [held[0]["job"] for held in leases.values() if any(map(_is_elsewhere, held))]
+        fetched = self._fetched(elsewhere)
         for lease, held in leases.items():
             given = fetched.get(held[0]["job"]), groups.get(lease)
             for node, part in _parts(held, self._terms[lease], self._sources[lease], *given):
                 wanted[node].append(part)
-        return wanted
+        return wanted, bool(elsewhere)
 
     def _offer(self, begins: Mapping[int, Mapping[str, Any]]) -> None:
         """Adapters with which leases may begin, where they lie."""
@@ -173,6 +179,11 @@ class Board:
             self._loop.call_soon_threadsafe(lambda: self._wake(list(self._waiters)))
 
 
+def _given(spec: str) -> dict[str, Any]:
+    """A spec without the fields that it leaves open: a runner of a former version would refuse one that it does not know."""
+    return {name: value for name, value in json.loads(spec).items() if value is not None}
+
+
 def _built_alike(spec: dict[str, Any], trained: Mapping[str, Any]) -> dict[str, Any]:
     """A server of a recipe builds the model that was trained: with those parameters, but for the ones that it gives itself."""
     params = {**trained.get("params", {}), **spec.get("params", {})}
@@ -206,6 +217,13 @@ class _Group:
 
     word: ReplicaGroup
     hosts: int
+    taken: Mapping[int, int]  #: newest step of each lease that has taken one with others
+
+    def has_state_for(self, lease: int) -> bool:
+        """Whether another one trains from which this lease is to copy the state, also in place of a checkpoint of its own."""
+        index = next(one.index for one in self.word.members if one.lease == lease)
+        saved = dict(zip(self.word.saved, self.word.saved_steps, strict=True)).get(index, 0)
+        return any(other != lease and step >= saved for other, step in self.taken.items())
 
 
 def _groups(rows: Sequence[dict[str, Any]]) -> dict[int, _Group]:
@@ -214,16 +232,19 @@ def _groups(rows: Sequence[dict[str, Any]]) -> dict[int, _Group]:
     for number, held in groupby(rows, key=lambda row: row["group"]):
         members = list(held)
         leases = [row["lease"] for row in members]
+        taken = {row["lease"]: row["taken"] for row in members if row["taken"] is not None}
         word = ReplicaGroup(
             group=number,
             epoch=members[0]["epoch"],
             members=[Replica(lease=row["lease"], index=row["place"], address=_meeting(row) if row["port"] else "") for row in members],
             founder=min(leases),
-            stepped=[row["lease"] for row in members if row["stepped"]],
+            stepped=list(taken),
             done=members[0]["done"],
             saved=members[0]["saved"],
+            saved_steps=members[0]["saved_steps"],
+            first=members[0]["first"],
         )
-        found |= dict.fromkeys(leases, _Group(word, len({(row["host"], row["boot_id"]) for row in members})))
+        found |= dict.fromkeys(leases, _Group(word, len({(row["host"], row["boot_id"]) for row in members}), taken))
     return found
 
 
@@ -236,7 +257,7 @@ def _parts(
     hosts = len({(row["host"], row["boot_id"]) for row in held})
     if group is not None:
         hosts = group.hosts
-    copies = group is not None and any(other != lease["lease"] for other in group.word.stepped)  # the state of those who train
+    copies = group is not None and group.has_state_for(lease["lease"])
     meeting = _meeting(lease) if len(nodes) > 1 or group is not None else ""
     for rank, node in enumerate(nodes):
         own = [row for row in held if row["node"] == node]

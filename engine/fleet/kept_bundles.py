@@ -15,8 +15,8 @@ from ..home import Home
 from ..hosts.bundles import digest_of_file, read_piece
 from ..protocol import BundleKept
 
-FREE = 256 << 20  #: bytes of the disk that are left to the database
-UNUSED = 3600.0  #: seconds for which one is kept that nothing names: what names it may be on its way
+FREE_BYTES = 256 << 20  #: bytes of the disk that are left to the database
+UNUSED_FOR = 3600.0  #: seconds for which one is kept that nothing names: what names it may be on its way
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class KeptBundles:
     def _append(self, part: Path, data: bytes) -> None:
         try:
             self.folder.mkdir(exist_ok=True, mode=0o700)
-            if shutil.disk_usage(self.folder).free < FREE + len(data):
-                raise LimitExceeded(f"the disk of the daemon has less than {FREE >> 20} MiB left: free some space in {self.home.path}")
+            if shutil.disk_usage(self.folder).free < FREE_BYTES + len(data):
+                raise LimitExceeded(f"the daemon's disk has less than {FREE_BYTES >> 20} MiB left: free some space in {self.home.path}")
             with part.open("ab") as file:
                 file.write(data)
         except OSError as error:
@@ -85,7 +85,7 @@ class KeptBundles:
         """Remove what nothing names any more."""
         for path in self.folder.glob("*"):
             try:
-                if path.name.removesuffix(".part") not in named and time.time() - path.stat().st_mtime > UNUSED:
+                if path.name.removesuffix(".part") not in named and time.time() - path.stat().st_mtime > UNUSED_FOR:
                     path.unlink()
             except OSError:
                 continue

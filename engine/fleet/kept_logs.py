@@ -19,7 +19,7 @@ from ..logfile import Piece, Place, read_log
 from ..protocol import LastLog
 from ..store.store import Store
 
-LONGEST = 1 << 20  #: bytes that are kept of one
+MOST_KEPT_BYTES = 1 << 20  #: bytes that are kept of one
 KEPT_FOR = 30 * 86_400.0  #: seconds, as runners keep theirs
 
 
@@ -35,8 +35,8 @@ class KeptLogs:
 
     def take(self, sent: LastLog) -> None:
         """Keep one; NotFound where its runner had no part of that lease."""
-        if len(sent.data) > LONGEST:
-            raise LimitExceeded(f"data: a log of {len(sent.data)} bytes; the last {LONGEST} are kept")
+        if len(sent.data) > MOST_KEPT_BYTES:
+            raise LimitExceeded(f"data: a log of {len(sent.data)} bytes; the last {MOST_KEPT_BYTES} are kept")
         if not self.store.rows("store/part_of_lease", sent.lease, sent.node, sent.job):
             raise NotFound(f"lease {sent.lease} of job {sent.job} had no part on runner {sent.node}")
         target = self.directory(sent.job, sent.lease, sent.node_rank)

@@ -1,4 +1,4 @@
-"""What a runner may call itself, and the GPUs that it may offer: said no to in words, so that its agent can print them and leave."""
+"""Checks of a runner's name and of the GPUs that it offers. A refusal is in words, so that its agent can print them and leave."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from ..errors import Conflict, UsageError
 from ..protocol import LONGEST_NAME, MOST_GPUS, NODE, NODE_FORM, GpuInfo, Hello
 from ..spec.reading.tree import shown
-from ..spec.reading.units import LARGEST
+from ..spec.reading.units import LARGEST_SIZE
 from ..store.transaction import Transaction
 
 MAX_INDEX = 65_535
@@ -44,7 +44,7 @@ def _require_gpu(gpu: GpuInfo, node: str) -> None:
         raise UsageError(f"gpus.id: {shown(gpu.id)} is no slot of runner {node}: its slots are called {node}/cpu0, {node}/cpu1 and so on")
     if not 0 <= gpu.index <= MAX_INDEX:
         raise UsageError(f"gpus.index: {gpu.index} of {gpu.id} is not between 0 and {MAX_INDEX}")
-    if not 0 <= gpu.memory <= LARGEST:
+    if not 0 <= gpu.memory <= LARGEST_SIZE:
         raise UsageError(f"gpus.memory: {gpu.memory} bytes of {gpu.id} are not between 0 and 1 PiB")
     if len(gpu.name) > LONGEST_NAME or not gpu.name.isprintable():
         raise UsageError(f"gpus.name: {shown(gpu.name)} of {gpu.id} is not up to {LONGEST_NAME} printable characters")

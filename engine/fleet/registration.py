@@ -1,4 +1,4 @@
-"""What runners say: they register, they report; what follows for leases and jobs."""
+"""Messages of runners, registrations and reports, and what follows from them for leases and jobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 
 from ..adapters.stored_adapters import keep as keep_adapters
 from ..errors import Conflict, Stale, StokerError, UsageError
-from ..estimation.speeds import Measured, learn_speeds
+from ..estimation.speeds import MeasuredSpeed, learn_speeds
 from ..jobs.begin_from import first_saved, trained_together
 from ..jobs.leases import EXCLUSIVE, HOST_LACKS, LeaseStop, end, exclude, stop
 from ..jobs.moves import Move, move
@@ -39,8 +39,8 @@ from .offers import require_free
 from .places_told import saved_on, take_place
 
 T = TypeVar("T", bound=msgspec.Struct)
-NEWS = 0.1  #: share by which a pace has to change for expected starts to be worked out anew at once
-SAME = 1.0  #: seconds by which a runner's clock may differ from ours, its message being on the way: its times are ours
+CHANGE_OF_PACE = 0.1  #: share by which a pace has to change for expected starts to be worked out anew at once
+CLOCK_TOLERANCE = 1.0  #: seconds by which a runner's clock may differ from ours, its message being on the way: its times are ours
 #: ends of workers from the worst: the worst part decides what became of a gang
 SEVERITY = ("unkillable", "lost", "oom", "hang", "start-failed", "failed", "stopped", "completed")
 
@@ -176,7 +176,7 @@ def report(tx: Transaction, batch: Sequence[Report]) -> Sequence[Ack | StokerErr
 
 def _by_our_clock(message: Report, now: float) -> Report:
     """A report with all its times as this daemon would have written them: a runner tells what its own clock says."""
-    if message.now is None or abs(behind := now - message.now) < SAME:
+    if message.now is None or abs(behind := now - message.now) < CLOCK_TOLERANCE:
         return message
     return msgspec.structs.replace(
         message,
@@ -209,6 +209,7 @@ class _Lease:
     metric: str | None  #: that the job's stopping rule watches
     profile: bool  #: a profiling run, of which nothing but its measurements is kept
     share: str  #: as in `leases`
+    has_run: bool  #: its job, in this lease or an earlier one
     nodes: list[str] = field(default_factory=list)
 
 
@@ -238,7 +239,7 @@ def _take_records(tx: Transaction, batch: Sequence[tuple[str, Records]], live: M
     metrics: list[dict[str, Any]] = []
     moved: dict[tuple[int, int], int] = {}
     latest: dict[int, _Latest] = {}
-    speeds: list[Measured] = []
+    speeds: list[MeasuredSpeed] = []
     pipelines: list[dict[str, Any]] = []
     begun: list[tuple[int, Begun]] = []
     left: list[tuple[int, LeftAdapter]] = []
@@ -253,7 +254,7 @@ def _take_records(tx: Transaction, batch: Sequence[tuple[str, Records]], live: M
                 continue  # sent again after a lost answer
             moved[key] = record.seq
             if record.speed is not None:
-                speeds.append(Measured(records.lease, record.speed, record.total, record.ts))
+                speeds.append(MeasuredSpeed(records.lease, record.speed, record.total, record.ts))
             if record.speed is not None or part.lease.profile:
                 continue
             if record.begun is not None or record.adapter is not None:
@@ -349,7 +350,7 @@ def _is_news(old: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
     before, now = old["seconds_per_step"], row["seconds_per_step"]
     if row["total_steps"] != old["total_steps"] or (before is None) != (now is None):
         return True
-    return now is not None and abs(now - before) > NEWS * before
+    return now is not None and abs(now - before) > CHANGE_OF_PACE * before
 
 
 def _first(*values: int | None) -> int | None:
@@ -421,7 +422,7 @@ def _follow(tx: Transaction, node: str, update: WorkerUpdate, lease: _Lease) -> 
     if lease.job_state not in (State.ASSIGNED, State.STARTING) or lease.job_state is to:
         return []
     lease.job_state = to
-    changes = {"first_start_at": update.ts} if to is State.RUNNING and not tx.execute("has_started", lease.job) else {}
+    changes = {"first_start_at": update.ts} if to is State.RUNNING and not lease.has_run else {}
     return [Move(lease.job, to, f"on {', '.join(sorted(lease.nodes))}", f"runner:{node}", update.lease, changes)]
 
 

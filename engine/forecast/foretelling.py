@@ -17,8 +17,8 @@ from ..scheduling.enact import Forecast, write_forecast
 from ..store.store import Store
 from .expected_starts import estimate_starts
 
-LOOKS = 1.0  #: seconds between looks at whether one is due; a look that finds none costs nothing
-INTERVAL = 0.5  #: seconds between two forecasts of a pool, at least
+LOOK_INTERVAL = 1.0  #: seconds between looks at whether one is due; a look that finds none costs nothing
+FORECAST_INTERVAL = 0.5  #: seconds between two forecasts of a pool, at least
 CORE_SHARE = 0.01  #: of a core at most is spent on the forecasts of one pool: those of very long queues are made less often
 REFRESH = 30.0  #: seconds after which a forecast is made anew though nothing is known to have changed
 UNWRITTEN_SHIFT_SECONDS = 5.0  #: seconds by which a start may move without being written
@@ -65,7 +65,7 @@ class Foretelling:
             self._news = True  # still owed
             raise
         self._wrong_at = min([now + REFRESH, *(start for start in starts if start > now)])
-        self._again = now + max(INTERVAL, (time.thread_time() - began) / CORE_SHARE)
+        self._again = now + max(FORECAST_INTERVAL, (time.thread_time() - began) / CORE_SHARE)
 
     def _tell(self, order: Sequence[int]) -> list[float]:
         """The expected starts that are known."""

@@ -16,7 +16,7 @@ import numpy as np
 from ...policies.contract import Bools, Floats, Gpus, Ints, Nodes, Phase, Plan, Policy, View
 from ...policies.contract import Memory as PolicyMemory
 from ..scheduling.guards import Actions, Evictions
-from ..sim.agenda import NOBODY, Kind
+from ..sim.agenda import NOBODY, EventKind
 from ..sim.cluster import Cluster
 from ..sim.results.result import Result
 from ..sim.run_options import Options
@@ -219,7 +219,7 @@ class _Ongoing(Simulation):
             if rows[number][-1]:
                 self._hold(job, view)
         self.changed = True
-        self.agenda.put(view.now, Kind.WAKE, NOBODY)
+        self.agenda.put(view.now, EventKind.WAKE, NOBODY)
 
     def _take_over_profiling(self, view: View) -> None:
         """Jobs of unknown speed have their profiling runs to come, or are in them, where the policy gives them such."""
@@ -250,7 +250,7 @@ class _Ongoing(Simulation):
         self.waiting.discard(number)
         self.training.occupy(job, jobs.allocation(number).tolist())
         if job.phase == Phase.STOPPING:
-            self.agenda.put(view.now + STOPS_IN, Kind.STOPPED, number)
+            self.agenda.put(view.now + STOPS_IN, EventKind.STOPPED, number)
             return
         self.training.pace(job)
         end = math.inf if jobs.lease_end is None else float(jobs.lease_end[number])

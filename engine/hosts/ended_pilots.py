@@ -13,7 +13,7 @@ from ..store.store import Store
 from ..store.transaction import Transaction
 from . import slurm_runners
 
-LOOKS = 60.0  #: seconds between two questions
+QUESTION_INTERVAL = 60.0  #: seconds between two questions
 log = logging.getLogger(__name__)
 
 

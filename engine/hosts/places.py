@@ -17,7 +17,7 @@ from ...policies.contract import Bools, Floats, Gpus, Need, Nodes, Strings
 from .. import format as fmt
 
 Columns = Mapping[str, np.ndarray[Any, Any]]
-THERE = ("up", "draining", "drained")  #: states of runners of which nothing more is to be said
+LIVE_STATES = ("up", "draining", "drained")  #: states of runners of which nothing more is to be said
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Places:
 
     def present(self, place: str) -> bool:
         """Whether somebody is there who can send what lies there."""
-        return any(self.state_of[node] in THERE and self.fetches[node] is not None for node in self.where(place))
+        return any(self.state_of[node] in LIVE_STATES and self.fetches[node] is not None for node in self.where(place))
 
     def lies(self, place: str, step: int | None) -> str:
         """Where it is, in words, and what that means to other hosts."""
@@ -54,7 +54,7 @@ class Places:
 
     def hosts(self, place: str) -> str:
         """Runners that have it, and what became of them."""
-        nodes = [f"{node} ({self.state_of[node]})" if self.state_of[node] not in THERE else node for node in self.where(place)]
+        nodes = [f"{node} ({self.state_of[node]})" if self.state_of[node] not in LIVE_STATES else node for node in self.where(place)]
         return ", ".join(nodes) or "a runner that is not known any more"
 
     def fetchers(self, saved: Saved, nodes: Strings) -> Bools:

@@ -25,12 +25,12 @@ from ..errors import Conflict, StokerError, UsageError
 from ..home import Home
 from .lent_nodes import keep_secret, trust
 
-LEAST = (2, 60)  #: version of Ray that was tried
+LEAST_VERSION = (2, 60)  #: version of Ray that was tried
 NAMESPACE = "stoker"
 GROUP = "stoker-"  #: of the names of groups and actors; their pool follows
 LABEL = "stoker-node"  #: of a Ray node: the name of its runner, in place of the host's
 CURRENT = Path("/tmp/ray/ray_current_cluster")  #: where Ray notes the cluster of this host
-ANSWERS = 10.0  #: seconds in which an actor answers, if it is there
+ANSWER_TIMEOUT = 10.0  #: seconds in which an actor answers, if it is there
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  #: seconds until a runner that has ended is started again; doubles with each failure in a row
 
 
@@ -166,8 +166,8 @@ def _ray() -> Any:
     except ImportError:
         raise Conflict(f"Ray is not installed here: {_INSTALL}") from None
     have = tuple(int(part) for part in str(ray.__version__).split(".")[:2] if part.isdecimal())
-    if have < LEAST:
-        raise Conflict(f"Ray {ray.__version__} is installed here, and {LEAST[0]}.{LEAST[1]} or later is needed: {_INSTALL}")
+    if have < LEAST_VERSION:
+        raise Conflict(f"Ray {ray.__version__} is installed here, and {LEAST_VERSION[0]}.{LEAST_VERSION[1]} or later is needed: {_INSTALL}")
     return ray
 
 
@@ -242,7 +242,7 @@ def up(ray: Any, offer: Offer, nodes: int, token: str, wait: float) -> list[dict
         found = rows(ray, offer.pool)
         refused = [row for row in found if str(row["said"]).startswith("stoker")]
         if known is None and refused:
-            down(ray, offer.pool, ANSWERS)
+            down(ray, offer.pool, ANSWER_TIMEOUT)
             raise Conflict(
                 f"the runner of {refused[0]['node']} cannot run, and none was left: {str(refused[0]['said']).partition(': ')[2]}"
             )
@@ -267,7 +267,7 @@ _AWAY: dict[str, Any] = {"node": "", "host": "", "state": "away", "starts": 0, "
 def rows(ray: Any, pool: str) -> list[dict[str, Any]]:
     """What the actors of a pool tell."""
     asked = [(number, keeper.tell.remote()) for number, keeper in enumerate(_keepers(ray, GROUP + pool))]
-    end = time.monotonic() + ANSWERS
+    end = time.monotonic() + ANSWER_TIMEOUT
     found = []
     for number, answer in asked:
         try:
@@ -296,7 +296,7 @@ def down(ray: Any, pool: str, patience: float) -> tuple[list[str], list[str]]:
     left, wrong = [], []
     there = [keeper for keeper, row in zip(keepers, rows(ray, pool), strict=False) if row["state"] != "away"]
     asked = [keeper.leave.remote(patience) for keeper in there]
-    end = time.monotonic() + patience + ANSWERS
+    end = time.monotonic() + patience + ANSWER_TIMEOUT
     for answer in asked:
         try:
             left.append(str(ray.get(answer, timeout=max(end - time.monotonic(), 0.1))))

@@ -20,7 +20,7 @@ from typing import Any
 from ..errors import Conflict, StokerError, UsageError
 
 ENGINE = "slurm"
-LEAD = 120.0  #: seconds before its limit at which Slurm tells a pilot to leave; it looks once a minute, and so is up to one early
+WARNING_TIME = 120.0  #: seconds before its limit at which Slurm tells a pilot to leave; it looks once a minute, and so is up to one early
 PREFIX = "stoker-pilot-"  #: of the names of pilots; their pool follows
 MARK = "stoker "  #: of their comments; the address of their daemon follows
 PATIENCE = 60.0  #: seconds until one of Slurm's commands has answered
@@ -96,7 +96,7 @@ class Wanted:
             f"--time={minutes // 60}:{minutes % 60:02d}:00",
             "--nodes=1 --ntasks=1 --exclusive --mem=0",
             "--no-requeue --open-mode=append",
-            f"--signal=B:TERM@{LEAD:.0f}",
+            f"--signal=B:TERM@{WARNING_TIME:.0f}",
             f"--output={shlex.quote(str(self.folder / 'pilot-%j.log'))}",
         ]
         unreadable = f"{self.token} cannot be read on this node: all nodes must share that directory, see --dir"

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ..adapters.stored_adapters import JOINT, data_of
+from ..adapters.stored_adapters import JOINT, cold, data_of
 from ..protocol import MOST_WORDS, Begun
 from ..spec.model import SERVES, JobSpec
 from ..store.transaction import Transaction
@@ -110,6 +110,8 @@ def not_together(
             found[job] = "there is no such job"
         elif two.spec.merge_job is None and two.spec.merge != "transfer":
             found[job] = f"job {partner} does not say merge: transfer, so it trains with nobody together"
+        elif two.saved:
+            found[job] = f"job {partner} has begun to train"
         elif (words := partner_objection(two.spec, one, two.owner)) is not None:
             found[job] = words
         elif two.spec.merge_job is None:
@@ -129,6 +131,19 @@ def _objection_now(job: WeightSource | None, source: WeightSource | None, number
     if job.begin_from != number and (job.begin_from or job.spec.weights):
         return f"it begins with {f'those of job {job.begin_from}' if job.begin_from else job.spec.weights} already"
     return objection(job.spec, source) or (None if source.saved else f"job {source.name} has saved no checkpoint yet")
+
+
+def held_back(tx: Transaction, wanted: Mapping[int, int], actor: str) -> dict[int, int]:
+    """Jobs with which a plan trains others first, each with that other one, which waits from now on for the first's lease. Left out is
+    whoever has been cancelled, held or started since the plan was made."""
+    found: dict[int, int] = dict(tx.execute("free_partners", list(wanted), list(wanted.values()))) if wanted else {}
+    tx.insert("dependencies", [{"job_id": partner, "needs": job, "mode": "any", "met": False} for job, partner in found.items()])
+    moves = []
+    for job, partner in found.items():
+        reason = f"waits to train its first steps together with job {job}"
+        moves.append(Move(partner, State.SUBMITTED, reason, actor, changes={"begins": JOINT, "begin_after": job}))
+    move(tx, moves)
+    return found
 
 
 def trained_together(tx: Transaction, told: Sequence[tuple[int, Begun]]) -> None:
@@ -152,6 +167,22 @@ def trained_together(tx: Transaction, told: Sequence[tuple[int, Begun]]) -> None
             waited[partner] = job
     tx.upsert("beginnings", ["job_id"], list(rows.values()))
     tx.update("jobs", ["id"], [{"id": job, "begins": JOINT, "begin_after": first} for job, first in waited.items()])
+    _let_go(tx, waited)
+
+
+def apart(tx: Transaction, wanted: Mapping[int, tuple[int, str]]) -> None:
+    """Jobs whose first steps together with another one took their lease down, with that one and why: both train alone from now on."""
+    rows = []
+    for job, (partner, why) in wanted.items():
+        ((_, _, text, _),) = tx.execute("owners_and_specs", [partner])
+        words = f"job {job} {why}"[:MOST_WORDS]
+        rows.append(cold(msgspec.json.decode(text, type=JobSpec), partner, words, tx.now))
+    tx.upsert("beginnings", ["job_id"], rows)
+    _let_go(tx, {partner: job for job, (partner, _) in wanted.items()})
+
+
+def _let_go(tx: Transaction, waited: Mapping[int, int]) -> None:
+    """Jobs that waited to train their first steps together with others."""
     tx.update("dependencies", ["job_id", "needs"], [{"job_id": job, "needs": first, "met": True} for job, first in waited.items()])
     ready = tx.execute("ready", list(waited)) if waited else []
     move(tx, [Move(job, State.PENDING, f"job {waited[job]} has trained with it, or can't", "daemon") for (job,) in ready])

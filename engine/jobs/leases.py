@@ -14,6 +14,7 @@ from ..adapters.stored_adapters import Beginning, choose
 from ..estimation.speeds import mix
 from ..spec.model import SERVES, JobSpec, Stop
 from ..store.transaction import Transaction
+from .begin_from import apart, held_back
 from .moves import Move, move
 from .outcomes import SERVED_WELL, End, judge
 from .states import FINAL, State
@@ -32,8 +33,8 @@ class Grant:
     ``profile``: only to measure its speed. That is no attempt of the job's, and nothing of it counts as its run. ``lasts``: seconds from
     the grant, which comes after the decision, before which the right does not end. ``share``: whether it has its GPUs alone, and if not,
     ``memory``: bytes that it needs of each, 0: not known. ``begin_from``: a job with whose weights this one begins, from now on, while it
-    has none of its own; None: as its submitter, or an earlier grant, has said. ``joint``: a job that waits, and with which it trains first;
-    None: with one whose submitter has said so, if any.
+    has none of its own; None: as its submitter, or an earlier grant, has said. ``joint``: a job that waits, and with which it trains first,
+    unless there is one that waits for that already.
     """
 
     job: int
@@ -52,6 +53,8 @@ def grant(tx: Transaction, grants: Sequence[Grant], policy: str, decision: int) 
     chosen = choose(tx, {given.job: given.begin_from for given in grants if not given.profile}) if grants else {}
     alone = [given.job for given in grants if len(given.gpus) == 1 and not given.profile]
     partners = dict(tx.execute("next_partners", alone)) if alone else {}
+    named = {given.job: given.joint for given in grants if given.joint is not None and given.job in alone and given.job not in partners}
+    partners |= held_back(tx, named, f"policy:{policy}")
     before = {job: (attempts, source) for job, attempts, source in tx.execute("job_attempts", [g.job for g in grants])} if grants else {}
     leases, held, workers, moves = [], [], [], []
     for given in grants:
@@ -62,8 +65,7 @@ def grant(tx: Transaction, grants: Sequence[Grant], policy: str, decision: int) 
             source = None  # what the policy says is the first of its offers
         elif source is None:
             source = given.begin_from
-        joint = given.joint if given.joint is not None else partners.get(given.job)
-        options = _options(given.share, given.memory, source, chosen.get(given.job), joint)
+        options = _options(given.share, given.memory, source, chosen.get(given.job), partners.get(given.job))
         expires = None if given.expires is None else max(given.expires, tx.now + given.lasts)
         leases.append({"id": lease, "job_id": given.job, "attempt": attempt, "gpu_count": len(given.gpus), "state": "granted",
                        "granted_at": tx.now, "expires_at": expires, "profile": given.profile, "policy": policy,
@@ -157,11 +159,16 @@ def end(tx: Transaction, ends: Mapping[int, End]) -> None:
     if not ends:
         return
     moves, leases, alone, again, replicas = [], [], [], [], []
+    parted: dict[int, tuple[int, str]] = {}
     ending = tx.objects("ending_leases", list(ends))
     moments = {lease["id"]: _moment(ends[lease["id"]], lease, tx.now) for lease in ending}
     divided = _divided(tx, {lease["id"]: moments[lease["id"]] for lease in ending if lease["share"] != EXCLUSIVE})
     lacking = [lease["job_id"] for lease in ending if ends[lease["id"]].outcome in HOST_LACKS and lease["excluded"]]
     elsewhere = {job for job, room in (tx.execute("room_elsewhere", lacking) if lacking else ()) if room}
+    short = [lease["job_id"] for lease in ending if ends[lease["id"]].outcome != "completed"]
+    losses = dict(tx.execute("losses_in_a_row", short)) if short else {}
+    profiled = [lease["job_id"] for lease in ending if lease["profile"]]
+    measured = {job for (job,) in tx.execute("measured_alike", profiled)} if profiled else set()
     for lease in ending:
         how = ends[lease["id"]]
         moment = moments[lease["id"]]
@@ -176,9 +183,10 @@ def end(tx: Transaction, ends: Mapping[int, End]) -> None:
         serves = spec.kind == SERVES
         verdict = judge(
             how, spec.retries, failures=lease["failures"], cancelled=lease["cancel_requested"], held=lease["held"],
-            losses=0 if serves and ran > SERVED_WELL else lease["losses"], profile=lease["profile"], measured=lease["measured"],
+            losses=0 if serves and ran > SERVED_WELL else losses.get(lease["job_id"], 0),
+            profile=lease["profile"], measured=lease["job_id"] in measured,
             finished=_finished(spec, lease), shared=lease["share"] != EXCLUSIVE, ours=spec.command is None, serves=serves,
-            elsewhere=lacked and lease["job_id"] in elsewhere, replica=spec.replicas is not None,
+            elsewhere=lacked and lease["job_id"] in elsewhere, replica=spec.replicas is not None, joint=lease["joint"] is not None,
         )  # fmt: skip
         changes = {
             "run_time": lease["run_time"] + ran,
@@ -198,6 +206,8 @@ def end(tx: Transaction, ends: Mapping[int, End]) -> None:
             replicas.append(lease["job_id"])
         reason = _reached(spec, lease) if verdict.state is State.COMPLETED else verdict.reason
         moves.append(Move(lease["job_id"], verdict.state, reason, "daemon", lease["id"], changes))
+        if verdict.apart:
+            parted[lease["job_id"]] = lease["joint"], verdict.reason
         if verdict.alone:
             alone.append({"id": lease["job_id"], "share": EXCLUSIVE})
             tx.event("job.share", "daemon", job=lease["job_id"], lease=lease["id"], after=EXCLUSIVE, reason=verdict.reason)
@@ -206,6 +216,7 @@ def end(tx: Transaction, ends: Mapping[int, End]) -> None:
     tx.update("leases", ["id"], leases)
     tx.update("jobs", ["id"], alone + again)
     move(tx, moves)
+    apart(tx, parted)
     _end_groups(tx, replicas)
     _learn(tx, [m.job for m in moves if m.to is State.COMPLETED])
     tx.touch("leases")

@@ -1,4 +1,4 @@
-"""What the end of a lease means for its job: a pure function, so that every case can be read and tested in one place."""
+"""The verdict on a job when its lease ends: a pure function, so that every case can be read and tested in one place."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ class Verdict:
     delay: float = 0.0  #: seconds before it may run again
     unmeasured: bool = False  #: its profiling run had its time, and measured too little
     alone: bool = False  #: it has its GPUs to itself from now on
+    apart: bool = False  #: it trains with nobody together from now on
 
 
 def judge(
@@ -63,6 +64,7 @@ def judge(
     serves: bool = False,
     elsewhere: bool = False,
     replica: bool = False,
+    joint: bool = False,
 ) -> Verdict:
     """Decide what becomes of a job whose last worker has gone.
 
@@ -70,7 +72,8 @@ def judge(
     a profiling run, and ``measured``, its speed is known now; ``finished``: its reports say that it has done all its work; ``shared``:
     other jobs were on its GPUs, or had been; ``ours``: Stoker's own worker ran it, as a recipe or an entrypoint, and says by its exit
     code that the job itself is wrong; ``serves``: it serves a model, so it has no end of its own; ``elsewhere``: it could not be started
-    for want of something on a host, and there are others; ``replica``: it trains together with others, who go on without it.
+    for want of something on a host, and there are others; ``replica``: it trains together with others, who go on without it; ``joint``: it
+    was to train its first steps together with another job, and has not told that these are over.
     """
     # Exit 0 of a job that could have acted on the request to stop means "stopped as asked", unless its reports say otherwise.
     finished = finished and end.exit_code == 0 and end.outcome in ("stopped", "lost")
@@ -85,6 +88,10 @@ def judge(
         return verdict
     if elsewhere:
         return Verdict(back, end.outcome, f"{end.message}; another host is tried")
+    if joint and (end.outcome == "oom" or end.stop_reason == "hang"):  # which may be the other job's doing
+        outcome, what = ("hang", "made no progress") if end.stop_reason == "hang" else ("oom", "ran out of memory")
+        words = f"{what} while it trained its first steps together with another job; it trains alone from now on"
+        return Verdict(back, outcome, words, apart=True)
     if end.stop_reason in ("timeout", "hang"):
         return _failure(end, retries, failures, back, ours)
     if end.stop_reason in YIELDING and end.outcome in ("stopped", "failed", "unkillable", "lost"):

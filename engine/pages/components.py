@@ -1,4 +1,4 @@
-"""What pages and reports are made of: tables, tiles, times, bars."""
+"""Components of pages and reports: tables, tiles, times, bars."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .. import format as fmt
 from .markup import Inside, Safe, h, join
 
 ASSETS = Path(__file__).with_name("assets")
-MANY = 8  #: columns; tables that have more are blocks on narrow screens
+MANY_COLUMNS = 8  #: columns; tables that have more are blocks on narrow screens
 COLOURS = 8  #: that bars have in the style
 ROW, GAP = 26, 4  #: of a time line, pixels
 
@@ -51,7 +51,7 @@ def grid(label: str, columns: Sequence[str], rows: Iterable[tuple[Sequence[Cell]
     numeric = [all(row[place].kind == "n" for row, _ in made) for place in range(len(columns))]
     head = h("tr", [h("th", name, class_="n" if right else None, scope="col") for name, right in zip(columns, numeric, strict=True)])
     body = join(*(join(_row(columns, row), _note(len(columns), note)) for row, note in made))
-    many = len(columns) > MANY
+    many = len(columns) > MANY_COLUMNS
     inner = h("table", h("thead", head), h("tbody", body), class_="many" if many else None)
     return h("div", inner, class_="wide", tabindex=0, role="region", aria_label=label)
 

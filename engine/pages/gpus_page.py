@@ -20,7 +20,7 @@ from .visit import Visit, at, page
 SPANS = {"1h": 3600.0, "6h": 6 * 3600.0, "1d": 86_400.0, "7d": 7 * 86_400.0}  #: that may be looked at
 SLICES = 120  #: of a plot
 MOST_BARS = 2000
-SECONDS = 20.0  #: that a query may take
+QUERY_SECONDS = 20.0  #: that a query may take
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ async def _rows(visit: Visit, query: str, span: Span) -> list[dict[str, Any]]:
     values = {"start": span.start, "end": span.end, "step": span.step, "jobs": None, "most": MOST_BARS}
 
     def ask() -> list[dict[str, Any]]:
-        found = read(store, query, values, rows=100_000, seconds=SECONDS)
+        found = read(store, query, values, rows=100_000, seconds=QUERY_SECONDS)
         return [dict(zip(found.columns, row, strict=True)) for row in found.rows]
 
     rows: list[dict[str, Any]] = await visit.daemon.snapshots.ask(Kind.REPORT, (query, span.name), ask, topics=())

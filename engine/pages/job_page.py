@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..services import Services
 
 POINTS = 600  #: of a curve
-FOUND = 200  #: lines of a log that a search gives
+MOST_FOUND_LINES = 200  #: lines of a log that a search gives
 SEARCH_SECONDS = 4.0
 LOG_LINES = 400  #: shown at first
 
@@ -212,7 +212,7 @@ def _find(path: Path, wanted: str) -> dict[str, Any]:
     lines: list[str] = []
     place, rest, read, end = Place("", 0), "", 0, time.monotonic() + SEARCH_SECONDS
     sought = wanted.lower()
-    while len(lines) < FOUND and time.monotonic() < end:
+    while len(lines) < MOST_FOUND_LINES and time.monotonic() < end:
         piece = read_log(path, place)
         if not piece.text:
             break
@@ -224,8 +224,8 @@ def _find(path: Path, wanted: str) -> dict[str, Any]:
         if len(rest) > 1 << 20:
             rest = ""
     else:
-        how = f"The first {FOUND} lines" if len(lines) >= FOUND else f"Searched for {SEARCH_SECONDS:g} s"
-        return {"lines": lines[:FOUND], "said": f"{how}: the first {fmt.size(read)} of the log were searched."}
+        how = f"The first {MOST_FOUND_LINES} lines" if len(lines) >= MOST_FOUND_LINES else f"Searched for {SEARCH_SECONDS:g} s"
+        return {"lines": lines[:MOST_FOUND_LINES], "said": f"{how}: the first {fmt.size(read)} of the log were searched."}
     if rest and sought in rest.lower():
         lines.append(colourless(rest)[:2000])
     return {"lines": lines, "said": f"{fmt.counted(len(lines), 'line')} in {fmt.size(read)}."}

@@ -1,10 +1,9 @@
-"""What all open pages are made of: one read of the queue, of who is on which GPU, and of what happened."""
+"""One look at the database for all open pages: the queue, who is on which GPU, and what happened."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -15,8 +14,7 @@ from ..json_rows import objects
 if TYPE_CHECKING:
     from ..services import Services
 
-MOST = 10_000  #: jobs that have not ended
-Row = Mapping[str, Any]
+MOST_JOBS = 10_000  #: jobs that have not ended
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ async def timed_look(daemon: Services) -> tuple[Look, float]:
 
 def _read(daemon: Services) -> Look:
     began, store = time.thread_time(), daemon.store
-    jobs = objects(store, "pages/now_jobs", MOST)
+    jobs = objects(store, "pages/now_jobs", MOST_JOBS)
     for row in jobs:
         row["labels"] = json.loads(row["labels"] or "{}")
     return Look(

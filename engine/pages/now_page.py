@@ -16,7 +16,7 @@ from .look import Look, look
 from .markup import Inside, Safe, h, join
 from .visit import Visit, at, page
 
-SHOWN = 200  #: jobs of the queue
+MOST_SHOWN_JOBS = 200  #: jobs of the queue
 NOTICED = 600.0  #: seconds for which it is said what happened to the daemon itself
 ORDER = ("running", "starting", "assigned", "profiling", "suspending", "pending", "submitted", "completed", "failed", "cancelled")
 
@@ -172,7 +172,7 @@ def _running(rows: list[dict[str, Any]], seen: Look, some: bool) -> Safe:
             ],
             "",
         )
-        for row in rows[:SHOWN]
+        for row in rows[:MOST_SHOWN_JOBS]
     )
     return grid("Running jobs", columns, made)
 
@@ -198,9 +198,9 @@ def _queue(rows: list[dict[str, Any]], some: bool) -> Safe:
             ],
             "",
         )
-        for row in rows[:SHOWN]
+        for row in rows[:MOST_SHOWN_JOBS]
     )
-    more = h("p", f"The first {SHOWN} of {len(rows):,}: filter to see others.") if len(rows) > SHOWN else None
+    more = h("p", f"The first {MOST_SHOWN_JOBS} of {len(rows):,}: filter to see others.") if len(rows) > MOST_SHOWN_JOBS else None
     return join(grid("Jobs that wait", columns, made), more)
 
 

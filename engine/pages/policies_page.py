@@ -14,7 +14,7 @@ from .components import Cell, empty, facts, grid, lasted, moment
 from .markup import Safe, h, join
 from .visit import Visit, at, page
 
-MOST = 100  #: decisions, tunings, settings
+MOST_ROWS = 100  #: decisions, tunings, settings
 
 
 async def policies(visit: Visit) -> Response:
@@ -23,8 +23,8 @@ async def policies(visit: Visit) -> Response:
     pools = visit.daemon.scheduling.in_force()
 
     def read() -> tuple[list[dict[str, Any]], ...]:
-        decisions = objects(store, "pages/decisions", pool or None, MOST)
-        return decisions, objects(store, "api/tunings", MOST), objects(store, "api/policy_history")
+        decisions = objects(store, "pages/decisions", pool or None, MOST_ROWS)
+        return decisions, objects(store, "api/tunings", MOST_ROWS), objects(store, "api/policy_history")
 
     decisions, tunings, history = await visit.daemon.snapshots.ask(Kind.READ, ("policies", pool), read)
     choice = [h("a", row["pool"], href=f"policies?pool={row['pool']}", class_="button") for row in pools] if len(pools) > 1 else []

@@ -15,17 +15,17 @@ from .components import Cell, empty, grid, moment
 from .markup import h
 from .visit import Visit, at, page
 
-MOST = 200  #: studies, and runs of one
+MOST_STUDIES = 200  #: studies, and runs of one
 PIECES = 300  #: of a plot over time
 SHARES = [*(place / 20 for place in range(20)), 0.99, 1.0]  #: as `study_jcts` has them
-DRAWN = 8  #: runs of a plot
+MOST_DRAWN_RUNS = 8  #: runs of a plot
 
 
 async def simulations(visit: Visit) -> Response:
     study = visit.asked("study")[:200]
     if study:
         return await _study(visit, study)
-    rows = await visit.read(objects, visit.daemon.store, "pages/studies", MOST)
+    rows = await visit.read(objects, visit.daemon.store, "pages/studies", MOST_STUDIES)
     columns = ("study", "trace", "policies", "runs", "failed", "when", "by")
     made = (
         (
@@ -82,12 +82,12 @@ async def _study(visit: Visit, study: str) -> Response:
     url = f"simulations/plots?{urllib.parse.urlencode({'study': study})}"
     drawn = h("div", empty("The plots are drawn by the page's script; the table above has their figures."), class_="plots", data_plots=url)
     about = h("p", f"Trace {first['trace']} on {first['nodes']}, by {first['ran_by']}, ", moment(first["ran_at"]))
-    rest = h("p", f"The plots show the newest {DRAWN} of {len(runs)} runs.") if len(runs) > DRAWN else None
+    rest = h("p", f"The plots show the newest {MOST_DRAWN_RUNS} of {len(runs)} runs.") if len(runs) > MOST_DRAWN_RUNS else None
     return page(visit, f"Study {study}", h("h1", f"Study {study}"), about, grid("Runs", columns, made), h("h2", "Plots"), rest, drawn)
 
 
 async def _runs(visit: Visit, study: str) -> list[dict[str, Any]]:
-    runs = await visit.read(objects, visit.daemon.store, "api/sim_runs", study, MOST)
+    runs = await visit.read(objects, visit.daemon.store, "api/sim_runs", study, MOST_STUDIES)
     if not runs:
         raise NotFound(f"there is no study {study!r}")
     return runs
@@ -108,7 +108,7 @@ async def plots(visit: Visit) -> dict[str, Any]:
         return objects(store, "pages/study_jcts", study), objects(store, "pages/study_usage", study, PIECES)
 
     jcts, usage = await visit.daemon.snapshots.ask(Kind.REPORT, ("study", study), read, topics=())
-    names = {row["id"]: _named(row, runs) for row in runs[:DRAWN]}
+    names = {row["id"]: _named(row, runs) for row in runs[:MOST_DRAWN_RUNS]}
     found: list[dict[str, Any]] = [
         {"title": "Job completion time: share done within", "unit": "s",
          "series": [{"name": names[row["id"]], "x": row["jcts"], "y": SHARES} for row in jcts if row["id"] in names]},

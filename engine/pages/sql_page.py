@@ -23,11 +23,11 @@ from .components import Cell, empty, grid, lasted
 from .markup import Safe, h, join
 from .visit import Visit, at, page
 
-SHOWN = 500  #: rows of the table
-EXPORTED = 100_000  #: rows of a file at most
-DRAWN = 6  #: columns of a plot
+MOST_SHOWN = 500  #: rows of the table
+MOST_EXPORTED = 100_000  #: rows of a file at most
+MOST_DRAWN = 6  #: columns of a plot
 FORMATS = {"csv": "text/csv", "json": "application/json", "parquet": "application/vnd.apache.parquet"}
-LONGEST = 300  #: characters of a value that are shown
+LONGEST_SHOWN_VALUE = 300  #: characters of a value that are shown
 
 
 async def show(visit: Visit) -> Response:
@@ -57,17 +57,17 @@ async def _ask(visit: Visit, text: str, form: str, rows: int) -> Any:
 
 async def _answered(visit: Visit, text: str) -> Safe:
     try:
-        answer = msgspec.json.decode((await _ask(visit, text, "json", SHOWN)).body)
+        answer = msgspec.json.decode((await _ask(visit, text, "json", MOST_SHOWN)).body)
     except StokerError as error:
         return join([h("p", line, class_="bad", role="alert") for line in error.lines])
     rows, columns = answer["rows"], answer["columns"]
     links = [h("a", form, href=f"sql/export?{urllib.parse.urlencode({'q': text, 'format': form})}", class_="button") for form in FORMATS]
-    cut = f"The first {SHOWN} rows" if answer["truncated"] else fmt.counted(len(rows), "row")
+    cut = f"The first {MOST_SHOWN} rows" if answer["truncated"] else fmt.counted(len(rows), "row")
     words = h(
         "p",
         f"{cut} in ",
         lasted(answer["seconds"]),
-        f". The address of this page is the question: share it, or export up to {EXPORTED:,} rows:",
+        f". The address of this page is the question: share it, or export up to {MOST_EXPORTED:,} rows:",
     )
     said = join(words, h("p", links, class_="actions"))
     if not columns:
@@ -92,7 +92,7 @@ def _value(value: Any) -> Cell:
 
 
 def _short(text: str) -> Safe | str:
-    return text if len(text) <= LONGEST else h("span", text[:LONGEST] + "…", title=text[:4000])
+    return text if len(text) <= LONGEST_SHOWN_VALUE else h("span", text[:LONGEST_SHOWN_VALUE] + "…", title=text[:4000])
 
 
 def _plot(columns: list[str], rows: list[list[Any]]) -> dict[str, Any] | None:
@@ -107,7 +107,8 @@ def _plot(columns: list[str], rows: list[list[Any]]) -> dict[str, Any] | None:
     numeric = [place for place in range(1, len(columns)) if all(_is_number(row[place]) for row in rows)]
     order = sorted(range(len(rows)), key=lambda row: xs[row])
     series = [
-        {"name": columns[place], "x": [xs[row] for row in order], "y": [rows[row][place] for row in order]} for place in numeric[:DRAWN]
+        {"name": columns[place], "x": [xs[row] for row in order], "y": [rows[row][place] for row in order]}
+        for place in numeric[:MOST_DRAWN]
     ]
     return {"title": f"by {columns[0]}", "time": timed, "series": series} if series else None
 
@@ -156,7 +157,7 @@ async def export(visit: Visit) -> Response:
     form = visit.asked("format") or "csv"
     if form not in FORMATS:
         raise UsageError(f"format: {form[:20]!r} is not one of {', '.join(FORMATS)}")
-    answer = await _ask(visit, visit.asked("q"), form, EXPORTED)
+    answer = await _ask(visit, visit.asked("q"), form, MOST_EXPORTED)
     headers = {"Content-Disposition": f'attachment; filename="answer.{form}"', "X-Stoker-Truncated": str(answer.truncated).lower()}
     return Encoded(answer.body, FORMATS[form], headers, visit.daemon.desk.hold(len(answer.body)))
 

@@ -1,7 +1,7 @@
 """One look at the database for all open pages, and a stream of what has changed to each of them.
 
 A look costs the same however many pages are open. It is taken once a second at most, and less often where it takes long: looking takes
-no more than `SHARE` of a core. What has not changed is not sent; moments are told as moments, and the page counts.
+no more than `SHARE_OF_CORE` of a core. What has not changed is not sent; moments are told as moments, and the page counts.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import msgspec
 from ..api.thread_pools import Kind, Pools
 from ..errors import LimitExceeded, StokerError
 
-EVERY = 1.0  #: seconds between looks at least
-SHARE = 1 / 30  #: of a core that looking may take
-APART = 0.005  #: seconds from page to page: a tick of a policy that runs meanwhile shares the interpreter with one page, not with all
-MOST = 100  #: streams at a time
-SILENCE = 15.0  #: seconds after which a word is sent that means nothing: who has gone is noticed by it
+LOOK_INTERVAL = 1.0  #: seconds between looks at least
+SHARE_OF_CORE = 1 / 30  #: of a core that looking may take
+PAUSE_BETWEEN_PAGES = 0.005  #: seconds: a tick of a policy that runs meanwhile shares the interpreter with one page, not with all
+MOST_STREAMS = 100  #: streams at a time
+LONGEST_SILENCE = 15.0  #: seconds after which a word is sent that means nothing: who has gone is noticed by it
 
 log = logging.getLogger(__name__)
 Parts: TypeAlias = Mapping[str, str]  #: of a page, by the names that they have there
@@ -62,8 +62,8 @@ class PageStream:
 
     def open(self, key: Hashable, render: Render, allowed: Callable[[], bool]) -> AsyncIterator[bytes]:
         """Events of a page, while it is ``allowed``; those of the same ``key`` are rendered once. LimitExceeded: too many are open."""
-        if len(self._pages) >= MOST:
-            raise LimitExceeded(f"{MOST} pages are open already: close one, and load this one again")
+        if len(self._pages) >= MOST_STREAMS:
+            raise LimitExceeded(f"{MOST_STREAMS} pages are open already: close one, and load this one again")
         self._loop = asyncio.get_running_loop()
         return self._events(_Open(key, render, allowed))
 
@@ -75,7 +75,7 @@ class PageStream:
             yield b"retry: 1000\n\n"
             while not self._over and one.allowed():
                 try:
-                    async with asyncio.timeout(SILENCE):
+                    async with asyncio.timeout(LONGEST_SILENCE):
                         await one.news.wait()
                 except TimeoutError:
                     yield b": still here\n\n"
@@ -107,13 +107,13 @@ class PageStream:
                 took += await self._pools.run(Kind.LISTING, _tell, look, pages)
                 for one in pages:
                     one.news.set()
-                    await asyncio.sleep(APART)
+                    await asyncio.sleep(PAUSE_BETWEEN_PAGES)
             except StokerError as error:  # the daemon is too busy at the moment
                 log.info("pages are not told anything new now: %s", error)
             except Exception:  # pages that are open would wait for ever
                 log.exception("pages are not told anything new now")
             usual = min(took, before)  # one long look alone is the machine's: half a second of it would leave pages without news for 15 s
-            await asyncio.sleep(max(EVERY, usual / SHARE) - (time.monotonic() - began))
+            await asyncio.sleep(max(LOOK_INTERVAL, usual / SHARE_OF_CORE) - (time.monotonic() - began))
 
 
 def _tell(look: Any, pages: list[_Open]) -> float:

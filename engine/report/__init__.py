@@ -22,9 +22,9 @@ def read_report(query: Query, *, since: float | None = None, jobs: Sequence[int]
 
 def write_report(report: Report, out: Path, *, title: str) -> Path:
     """Write the figures as PNG and ``index.html`` into the directory ``out``; the path of the page."""
-    from . import page, plots  # matplotlib takes a second to load
+    from . import page, plots, style  # matplotlib takes a second to load
 
     out.mkdir(parents=True, exist_ok=True)
     index = out / "index.html"
-    index.write_text(page.render(report, title, plots.write(report, out)), encoding="utf-8")
+    index.write_text(page.render(report, title, style.write_figures(plots.FIGURES, report, out)), encoding="utf-8")
     return index

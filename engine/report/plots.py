@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from . import causes_plot, gantt, pipeline_plot
 from .data import ONE_BY_ONE, Report
 from .style import (
     BLUE,
-    DPI,
     FONT,
     GREEN,
     GREY,
@@ -238,16 +236,3 @@ FIGURES: Mapping[str, Callable[[Report], Figure | None]] = {
     "pipeline": lambda report: pipeline_plot.draw(report.pipeline),
     "causes": lambda report: causes_plot.draw(report.causes),
 }
-
-
-def write(report: Report, out: Path) -> dict[str, bytes]:
-    """Write the PNGs; figures of an earlier report that this one has nothing for are removed. Name to image."""
-    images = {}
-    for name, draw in FIGURES.items():
-        path = out / f"{name}.png"
-        path.unlink(missing_ok=True)
-        made = draw(report)
-        if made is not None:
-            made.savefig(path, dpi=DPI, metadata={"Software": "stoker"})
-            images[name] = path.read_bytes()
-    return images

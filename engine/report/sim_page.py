@@ -9,7 +9,8 @@ from pathlib import Path
 from ..pages.components import table
 from ..pages.markup import h
 from .html import document, figure
-from .sim_plots import MOST_CHARTS, Comparison, draw
+from .sim_plots import FIGURES, MOST_CHARTS, Comparison
+from .style import write_figures
 
 SECTIONS = {
     "bars": ("Side by side", "Means over the seeds; lines are one standard deviation between them.", "No run was completed."),
@@ -41,7 +42,7 @@ def write(study: Comparison, out: Path, words: Words) -> Path:
     """Write the figures as PNG and ``index.html`` into ``out``; the path of the page."""
     out.mkdir(parents=True, exist_ok=True)
     index = out / "index.html"
-    index.write_text(render(draw(study, out), words), encoding="utf-8")
+    index.write_text(render(write_figures(FIGURES, study, out), words), encoding="utf-8")
     return index
 
 

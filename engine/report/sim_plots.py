@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,7 +13,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from ...policies.contract import Floats, Ints
 from .data import MOST_BARS, MOST_POINTS, Steps
-from .style import DPI, FONT, INK, PALETTE, durations, figure, finish, label, legend_above, log_durations
+from .style import FONT, INK, PALETTE, durations, figure, finish, label, legend_above, log_durations
 
 MOST_CHARTS = 6  #: policies that have a Gantt chart
 MOST_GPUS = 64  #: rows of a Gantt chart
@@ -220,16 +219,3 @@ FIGURES: Mapping[str, Callable[[Comparison], Figure | None]] = {
     "queue": queue,
     "gantt": gantt,
 }
-
-
-def draw(study: Comparison, out: Path) -> dict[str, bytes]:
-    """Write the PNGs; figures of an earlier study that this one has nothing for are removed. Name to image."""
-    images = {}
-    for name, make in FIGURES.items():
-        path = out / f"{name}.png"
-        path.unlink(missing_ok=True)
-        made = make(study)
-        if made is not None:
-            made.savefig(path, dpi=DPI, metadata={"Software": "stoker"})
-            images[name] = path.read_bytes()
-    return images

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable, Mapping
 from datetime import datetime, tzinfo
+from pathlib import Path
+from typing import TypeVar
 
 from matplotlib import dates, font_manager
 from matplotlib.axes import Axes
@@ -12,6 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MultipleLocator, NullLocator
 
 from ...policies.contract import Floats
+
+T = TypeVar("T")
 
 # Okabe and Ito's palette, its yellow last because it is faint on paper.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C6BB1", "#F0E442")
@@ -34,6 +39,18 @@ _LOG_TICKS = {
 
 def figure(height: float) -> Figure:
     return Figure(figsize=(WIDTH, height), layout="constrained")
+
+
+def write_figures(figures: Mapping[str, Callable[[T], Figure | None]], of: T, out: Path) -> dict[str, bytes]:
+    """Write the PNGs; those of an earlier report for which there is nothing now are removed. Name to image."""
+    images = {}
+    for name, draw in figures.items():
+        path = out / f"{name}.png"
+        path.unlink(missing_ok=True)
+        if (made := draw(of)) is not None:
+            made.savefig(path, dpi=DPI, metadata={"Software": "stoker"})
+            images[name] = path.read_bytes()
+    return images
 
 
 def finish(axes: Axes, grid: str = "both") -> None:

@@ -10,8 +10,9 @@ from .. import format as fmt
 from ..pages.components import table, tile
 from ..pages.markup import Safe, h
 from ..traces.describe import REPEATED_OFTEN, Description, Group, quantiles
-from . import trace_plots
 from .html import document, figure
+from .style import write_figures
+from .trace_plots import FIGURES
 
 _HOUR = 3600.0
 _MOST_ROWS = 30
@@ -36,7 +37,7 @@ def write_trace_report(of: Description, out: Path) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     (out / "trace.json").write_text(json.dumps({**of.summary(), "series": of.series()}) + "\n", encoding="utf-8")
     index = out / "index.html"
-    index.write_text(render(of, trace_plots.write(of, out)), encoding="utf-8")
+    index.write_text(render(of, write_figures(FIGURES, of, out)), encoding="utf-8")
     return index
 
 

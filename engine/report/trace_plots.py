@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 from ...policies.contract import Floats
 from .. import format as fmt
 from ..traces.describe import REPEATED_OFTEN, Description, Group, Request, by_request, cdf
-from .style import BLUE, DPI, GREEN, INK, ORANGE, VERMILION, durations, figure, finish, label, legend_above, log_durations
+from .style import BLUE, GREEN, INK, ORANGE, VERMILION, durations, figure, finish, label, legend_above, log_durations
 
 _HOUR = 3600.0
 _MOST_REQUESTS = 10
@@ -232,16 +231,3 @@ FIGURES: Mapping[str, Callable[[Description], Figure | None]] = {
     "recurrence": recurrence,
     "shares": shares,
 }
-
-
-def write(of: Description, out: Path) -> dict[str, bytes]:
-    """Write the PNGs; figures of an earlier trace that this one has nothing for are removed. Name to image."""
-    images = {}
-    for name, draw in FIGURES.items():
-        path = out / f"{name}.png"
-        path.unlink(missing_ok=True)
-        made = draw(of)
-        if made is not None:
-            made.savefig(path, dpi=DPI, metadata={"Software": "stoker"})
-            images[name] = path.read_bytes()
-    return images

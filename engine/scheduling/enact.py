@@ -105,7 +105,7 @@ class _Room:
     memory: int  #: bytes, 0: not known
     holders: int
     alone: int  #: of these, jobs that have it exclusively
-    kept: int  #: bytes that these keep, whoever has the turn
+    kept: int  #: bytes that these keep, also while others have the turn
     more: int  #: that one of them needs beyond that, at most
 
     def beside(self, memory: int, kept: int | None) -> tuple[int, int]:

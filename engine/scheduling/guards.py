@@ -41,7 +41,7 @@ RESOLUTION = 1e-6  #: seconds: the tables keep microseconds, so an end that is r
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class PreemptionLimits:
     """How much preemption a pool allows. Durations are seconds."""
 
     min_run_time: float = 60.0  #: a job runs for so long before it may be stopped
@@ -103,13 +103,13 @@ class Evictions:
 
     gave_way: Mapping[tuple[int, int], float] = field(default_factory=dict)  #: (victim, job that got its GPUs) to time
 
-    def after(self, stops: list[PlannedStop], now: float, limits: Limits) -> Evictions:
+    def after(self, stops: list[PlannedStop], now: float, limits: PreemptionLimits) -> Evictions:
         """The evictions after ``stops`` are committed; those older than the cooldown are forgotten."""
         recent = {pair: ts for pair, ts in self.gave_way.items() if now - ts < limits.cooldown}
         recent.update({(stop.job, stop.for_job): now for stop in stops if stop.for_job is not None})
         return Evictions(recent)
 
-    def yields_to(self, job: int, now: float, limits: Limits) -> set[int]:
+    def yields_to(self, job: int, now: float, limits: PreemptionLimits) -> set[int]:
         """Every job for which ``job`` was evicted recently, directly or through others."""
         winners: dict[int, list[int]] = {}
         for (victim, winner), ts in self.gave_way.items():
@@ -125,7 +125,7 @@ class Evictions:
         return found
 
 
-def _spent(view: View, limits: Limits) -> Bools:
+def _spent(view: View, limits: PreemptionLimits) -> Bools:
     """Jobs whose budget of preemptions is spent. Profiling runs do not count: they end by themselves."""
     jobs = view.jobs
     if limits.max_preemptions is None:
@@ -134,7 +134,7 @@ def _spent(view: View, limits: Limits) -> Bools:
     return spent
 
 
-def protected_until(view: View, limits: Limits) -> Floats:
+def protected_until(view: View, limits: PreemptionLimits) -> Floats:
     """Until when no eviction, move or end of lease is allowed, a row a job; inf once its budget of preemptions is spent.
 
     A value that differs from the end of the job's lease by a rounding only is set to that end: all then see one moment.
@@ -156,13 +156,13 @@ class Protection:
     lease_end: Floats | None
 
 
-def protection(view: View, limits: Limits) -> Protection:
+def protection(view: View, limits: PreemptionLimits) -> Protection:
     until = np.where(view.jobs.phase == Phase.ACTIVE, protected_until(view, limits), -np.inf)
     ends = view.jobs.lease_end
     return Protection(until > view.now, until, None if ends is None else np.maximum(ends, until))
 
 
-def protect(view: View, limits: Limits) -> View:
+def protect(view: View, limits: PreemptionLimits) -> View:
     """The view with its protection filled in; no lease ends before its job's protection."""
     given = protection(view, limits)
     jobs = dataclasses.replace(view.jobs, protected=given.protected, protected_until=given.protected_until, lease_end=given.lease_end)
@@ -178,7 +178,7 @@ def anybody_waits(view: View, started: Collection[int]) -> bool:
     return False
 
 
-def reconcile(view: View, plan: Plan, limits: Limits, evictions: Evictions) -> Actions:
+def reconcile(view: View, plan: Plan, limits: PreemptionLimits, evictions: Evictions) -> Actions:
     """The steps to take now. ``plan`` has passed `plan_check.check`. Starts come first, in the plan's order, then moves.
 
     No job starts on a GPU that is still held. A start that needs an eviction is deferred: its victims are
@@ -203,7 +203,7 @@ def reconcile(view: View, plan: Plan, limits: Limits, evictions: Evictions) -> A
     return tick.actions
 
 
-def next_look(view: View, plan: Plan, actions: Actions, limits: Limits, evictions: Evictions) -> float:
+def next_look(view: View, plan: Plan, actions: Actions, limits: PreemptionLimits, evictions: Evictions) -> float:
     """When to ask the policy again even if nothing happens: at its ``wake_at``, or when a guard ends that may hold a job back; inf: never.
 
     ``evictions`` include those of ``actions``.
@@ -219,7 +219,7 @@ def next_look(view: View, plan: Plan, actions: Actions, limits: Limits, eviction
 
 
 class _Tick:
-    def __init__(self, view: View, plan: Plan, limits: Limits, evictions: Evictions) -> None:
+    def __init__(self, view: View, plan: Plan, limits: PreemptionLimits, evictions: Evictions) -> None:
         jobs = view.jobs
         self.view, self.plan, self.limits, self.evictions = view, plan, limits, evictions
         self.row_of = RowOf(jobs.id)

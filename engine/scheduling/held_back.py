@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...policies.contract import Phase, Plan, Policy, View
-from .guards import Evictions, Limits, protection, reconcile
+from .guards import Evictions, PreemptionLimits, protection, reconcile
 from .plan_check import check, check_enacted
 
 
@@ -22,7 +22,7 @@ class HeldBack:
     until: float  #: when it may start (s since the epoch), inf: not before a job ends
 
 
-def held_back(job: int, policy: Policy, view: View, limits: Limits, evictions: Evictions) -> HeldBack | None:
+def held_back(job: int, policy: Policy, view: View, limits: PreemptionLimits, evictions: Evictions) -> HeldBack | None:
     """The guard that keeps a waiting job from GPUs that its policy would give it; None: there is none.
 
     ``view``: without protection. ``policy``: an instance of its own, asked as often as bisection needs.
@@ -57,7 +57,7 @@ def _victims(job: int, plan: Plan, view: View) -> list[tuple[int, int]]:
     return [(row, int(view.jobs.id[row])) for row in rows]
 
 
-def _until(job: int, victim: int, protected_until: float, limits: Limits, evictions: Evictions) -> float:
+def _until(job: int, victim: int, protected_until: float, limits: PreemptionLimits, evictions: Evictions) -> float:
     """When the last guard that protects a victim ends."""
     either = (evictions.gave_way.get(pair, -math.inf) + limits.cooldown for pair in ((job, victim), (victim, job)))
     return max(float(protected_until), *either)

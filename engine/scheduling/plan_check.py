@@ -87,17 +87,6 @@ def check_enacted(plan: Plan) -> Plan:
     return plan
 
 
-def complete(plan: Plan, view: View) -> Mapping[int, Allocation]:
-    """The allocation of every job that is to have GPUs, including jobs that keep theirs."""
-    jobs = view.jobs
-    stay = {
-        int(jobs.id[row]): Allocation(tuple(jobs.allocation(row).tolist()))
-        for row in (jobs.phase == Phase.ACTIVE).nonzero()[0].tolist()
-        if int(jobs.id[row]) not in plan.preempt
-    }
-    return {**stay, **plan.allocations}
-
-
 def _pools(given: Any, view: View) -> Mapping[str, list[int]]:
     """Backbones and the GPUs of their pools; each GPU is in one pool at most."""
     if not isinstance(given, Mapping) or not all(isinstance(name, str) and name for name in given):

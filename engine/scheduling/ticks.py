@@ -26,7 +26,7 @@ from ...policies.own import Loaded
 from ..config import Config
 from ..errors import StokerError
 from ..forecast.expected_starts import estimate_starts
-from ..forecast.foretelling import LOOKS, Foretelling
+from ..forecast.foretelling import LOOK_INTERVAL, Foretelling
 from ..forecast.trial import with_job
 from ..jobs.begin_from import not_together, planned
 from ..jobs.leases import Grant, Join, LeaseStop
@@ -36,7 +36,7 @@ from ..store.store import Committed, Store
 from ..tasks import Tasks
 from . import policy_errors
 from .enact import Decision, Enactment, enact
-from .guards import Actions, Evictions, Limits, next_look, protect, reconcile
+from .guards import Actions, Evictions, PreemptionLimits, next_look, protect, reconcile
 from .held_back import HeldBack, held_back
 from .lease_ends import lapsed, next_end, put_off
 from .overheads import Overheads
@@ -84,7 +84,7 @@ class Rules:
 
     name: str  #: of the policy
     policy: Callable[[], Policy]  #: makes a new instance, as the pool's own is in use
-    limits: Limits
+    limits: PreemptionLimits
     evictions: Evictions
     memory: PolicyMemory = None
     config: Mapping[str, Any] = field(default_factory=dict)  #: keys that were given
@@ -127,7 +127,7 @@ class Scheduling:
         self._tasks = tasks
         self._clock = clock
         self._config = config
-        self._limits = Limits(config.guards.min_run_time, config.guards.max_preemptions, config.guards.cooldown)
+        self._limits = PreemptionLimits(config.guards.min_run_time, config.guards.max_preemptions, config.guards.cooldown)
         self._pools: dict[str, _Pool] = {}
         self._overheads = Overheads()
         self._set = 0  #: how often the clock was set
@@ -135,7 +135,7 @@ class Scheduling:
 
     def start(self) -> None:
         self.reload()
-        self._tasks.every("forecast", LOOKS, self.forecast)
+        self._tasks.every("forecast", LOOK_INTERVAL, self.forecast)
         self._store.listen(self._committed)
 
     def _committed(self, commit: Committed) -> None:

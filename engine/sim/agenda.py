@@ -9,7 +9,7 @@ _MOST_VOID = 1000  #: events; fewer cost nothing
 NOBODY = -1  #: in place of a job, of events that are no job's
 
 
-class Kind:
+class EventKind:
     """Kinds of events, in the order in which those of one moment are processed."""
 
     END = 0

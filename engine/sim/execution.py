@@ -10,7 +10,7 @@ import numpy as np
 from ...policies.contract import EXCLUSIVE, PACKED, SWITCHED, Gpus, Phase
 from ...policies.placement.cells import Free
 from ..scheduling.guards import Start
-from .agenda import Agenda, Kind
+from .agenda import Agenda, EventKind
 from .merging import HANDOVER, Merging
 from .results.recorder import Recorder
 from .run_options import Costs
@@ -69,7 +69,7 @@ class Training:
         failure = self._truth.time_to_failure(number, len(gpus), attempt, profile=profile)
         if failure < math.inf:
             self._fails_at[number] = job.since + failure
-            self._agenda.put(self._fails_at[number], Kind.FAILURE, number)
+            self._agenda.put(self._fails_at[number], EventKind.FAILURE, number)
         if lease_end is not None:
             self.renew(job, max(lease_end, now + lasts))
 
@@ -105,7 +105,7 @@ class Training:
         end = math.inf if lease_end is None else lease_end
         if end != job.lease_end:
             job.lease_end = end
-            self._agenda.put(end, Kind.LEASE_END, job.number)
+            self._agenda.put(end, EventKind.LEASE_END, job.number)
 
     def suspend(self, job: Job) -> float:
         """It is told to stop: it saves its work, and its GPUs are free when that is done.
@@ -123,7 +123,7 @@ class Training:
         job.phase = Phase.STOPPING
         self.merging.follow(job)
         self._agenda.void(number)
-        self._agenda.put(now + suspend, Kind.STOPPED, number)
+        self._agenda.put(now + suspend, EventKind.STOPPED, number)
         return done
 
     def stopped(self, job: Job) -> bool:
@@ -271,7 +271,7 @@ class Training:
         """The job's speed as things stand now, and its end at that speed."""
         number = job.number
         if number in self.unmeasured:
-            self._agenda.put(job.since + max(self.unmeasured[number], 0.0), Kind.MEASURED, number)
+            self._agenda.put(job.since + max(self.unmeasured[number], 0.0), EventKind.MEASURED, number)
         if number in self.profiling:
             return
         partners = sorted(self._partners[number]) if number in self._partners else []
@@ -279,12 +279,12 @@ class Training:
         if partners and kind == SWITCHED:  # who starts, or saves its work, takes no turns
             partners = [one for one in partners if self._takes_turns(self._table.of(one))]
             if job.since > self._agenda.now:
-                self._agenda.put(job.since, Kind.TRAINS, number)
+                self._agenda.put(job.since, EventKind.TRAINS, number)
         if (together := self.merging.speed(number, job.gpus)) is not None:
             job.speed = together
         else:
             job.speed = self._truth.speed(number, job.gpus, partners, self._batch.get(number, 0), done, kind)
-        self._agenda.put(job.since + job.left / job.speed if job.speed > 0 else math.inf, Kind.END, number)
+        self._agenda.put(job.since + job.left / job.speed if job.speed > 0 else math.inf, EventKind.END, number)
         self.merging.follow(job)
 
     def _takes_turns(self, job: Job) -> bool:
@@ -301,8 +301,8 @@ class Training:
             self._stretches[number] = self._trained(job)
             self._agenda.void(number)  # its end comes at another time; the ends of its lease and its luck are as they were
             self.pace(job)
-            self._agenda.put(self._fails_at.get(number, math.inf), Kind.FAILURE, number)
-            self._agenda.put(job.lease_end, Kind.LEASE_END, number)
+            self._agenda.put(self._fails_at.get(number, math.inf), EventKind.FAILURE, number)
+            self._agenda.put(job.lease_end, EventKind.LEASE_END, number)
 
     # Work
 

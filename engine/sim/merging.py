@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ...policies.contract import Phase, Plan
 from ...policies.estimate.transfers import Joint
-from .agenda import Agenda, Kind
+from .agenda import Agenda, EventKind
 from .results.recorder import Recorder
 from .table import Job, Table
 
@@ -30,6 +30,7 @@ class Merging:
         self._joint: dict[int, Joint] = {}  #: jobs that train, or have trained, together with another: at that pace they go on to the end
         self._left: dict[int, tuple[float, tuple[int, ...]]] = {}  #: jobs that have ended: when, and on which GPUs
         self.ended: dict[int, int] = {}  #: `View.ended`
+        self.left: dict[int, int] = {}  #: `View.left`
 
     # From the weights of another
 
@@ -96,7 +97,7 @@ class Merging:
         other.speed = ratio * job.speed if job.phase == Phase.ACTIVE else 0.0
         self._agenda.void(partner)
         if other.speed > 0:
-            self._agenda.put(other.since + other.left / other.speed, Kind.END, partner)
+            self._agenda.put(other.since + other.left / other.speed, EventKind.END, partner)
 
     def leave(self, job: Job, gpus: Sequence[int]) -> None:
         """It leaves its GPUs, and with it who has trained there."""
@@ -110,6 +111,7 @@ class Merging:
         number, now = job.number, self._agenda.now
         if self._profile[number] >= 0:
             self.ended[self._profile[number]] = number
+            self.left[number] = self._profile[number]
         self._left[number] = now, tuple(job.gpus)
         holder = next((one for one, partner in self._partner.items() if partner == number), None)
         if holder is not None:

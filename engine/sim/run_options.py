@@ -1,4 +1,4 @@
-"""What a simulation models beside the policy: what costs, which guards hold, how wrong estimates are. Everything can be turned off."""
+"""Options of a simulation besides the policy: costs, guards, errors of estimates. Everything can be turned off."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..scheduling.guards import Limits
+from ..scheduling.guards import PreemptionLimits
 
-NO_LIMITS = Limits(min_run_time=0.0, max_preemptions=None, cooldown=0.0)
+NO_LIMITS = PreemptionLimits(min_run_time=0.0, max_preemptions=None, cooldown=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Errors:
 @dataclass(frozen=True, slots=True)
 class Options:
     costs: Costs = field(default_factory=Costs)
-    limits: Limits = NO_LIMITS
+    limits: PreemptionLimits = NO_LIMITS
     errors: Errors = field(default_factory=Errors)
     interval: float | None = None  #: seconds between rounds; None: the policy's own, or at every event
     until: float | None = None  #: stop at this time; None: when all jobs have ended

@@ -1,4 +1,4 @@
-"""What ends a simulation early."""
+"""Early ends of a simulation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ class SimulationError(ValueError):
     """The policy raised or answered with an invalid plan; the message says when and what was wrong."""
 
 
-class Ended(BaseException):
+class StudyEnded(BaseException):
     """The study is to end, as its process was told by a signal. No Exception: nothing that a policy does is taken for it."""
 
     def __init__(self, number: int) -> None:

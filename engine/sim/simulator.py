@@ -1,7 +1,7 @@
 """Discrete-event simulation of one policy on one workload: the plan(), the checks and the guards that run live, on a virtual clock.
 
 Events stand on a heap keyed (time, kind, sequence). All events of one moment are processed before the policy is asked once,
-in the order of `Kind`: a job that ends frees its GPUs before what arrives at that moment is considered. A plan is carried out
+in the order of `EventKind`: a job that ends frees its GPUs before what arrives at that moment is considered. A plan is carried out
 as the daemon does: a start on GPUs that somebody holds stops the holders and waits until a later decision finds them free.
 Nothing happens between events, unless the policy works in rounds: then decisions wait for the next multiple of its interval,
 but for the moment at which a job that was told to stop has stopped, as somebody waits for its GPUs. Rounds are left out while there are
@@ -31,7 +31,7 @@ from ...policies.placement.cells import Grid, free_gpus
 from ..scheduling.guards import Actions, Evictions, Start, next_look, protection, reconcile
 from ..scheduling.plan_check import PlanError, check
 from ..scheduling.policy_errors import words
-from .agenda import NOBODY, Agenda, Kind
+from .agenda import NOBODY, Agenda, EventKind
 from .cluster import Cluster
 from .execution import Training
 from .failures import Failures
@@ -246,7 +246,7 @@ class Simulation:
             self._appear(job)
         elif costs.profiler_gpus <= 0 or self.profilers > 0:
             self.profilers -= 1
-            self.agenda.put(self.now + costs.profiling, Kind.PROFILED, job)
+            self.agenda.put(self.now + costs.profiling, EventKind.PROFILED, job)
         else:
             self.unprofiled.append(job)
 
@@ -329,7 +329,7 @@ class Simulation:
         work = self.workload
         view = View(
             self.now, "default", jobs, self._gpus(), self.nodes, work.profiles, service, self.free, self.memory, slowdowns=work.slowdowns,
-            transfers=work.transfers, ended=self.training.merging.ended, needs=self.needs,
+            transfers=work.transfers, ended=self.training.merging.ended, needs=self.needs, left=self.training.merging.left,
         )  # fmt: skip
         if not self.limited:
             return view
@@ -356,7 +356,7 @@ class Simulation:
         decided, delay = _Decided(plan, actions, self._over(actions), again), self.options.costs.commit
         if delay > 0:
             self.coming = decided
-            self.agenda.put(self.now + delay, Kind.IN_FORCE, NOBODY)
+            self.agenda.put(self.now + delay, EventKind.IN_FORCE, NOBODY)
         else:
             self._put_in_force(decided)
 
@@ -392,9 +392,9 @@ class Simulation:
         self._take_back(decided.over)
         self.agenda.void(NOBODY)
         if decided.again > self.now:
-            self.agenda.put(decided.again, Kind.WAKE, NOBODY)
+            self.agenda.put(decided.again, EventKind.WAKE, NOBODY)
         if actions.stops:  # as the daemon looks again at once: what was free all along may suit somebody now
-            self.agenda.put(self.now, Kind.WAKE, NOBODY)
+            self.agenda.put(self.now, EventKind.WAKE, NOBODY)
         idle = not (self.acted or self.to_come) and math.isinf(self.agenda.next())
         self.fruitless = self.fruitless + 1 if idle or self._only_wakes() else 0
 

@@ -20,7 +20,7 @@ from .graph import find_cycle
 from .model import BACKBONES, FROM_JOB, SERVES, JobSpec, Kind, base_name
 from .names import clean, default_name
 from .reading import fields, scripts
-from .reading.job_reader import DEMANDS, FIELDS, NAMES, demand
+from .reading.job_fields import DEMANDS, FIELDS, NAMES, demand
 from .reading.tree import Node, shown
 from .reading.units import is_relative
 

@@ -1,4 +1,4 @@
-"""What a JobSpec must fulfil, wherever it came from: rules on values, without files, clock or database.
+"""Rules that a JobSpec must fulfil, wherever it came from: on values, without files, clock or database.
 
 `load` runs them with the line of each field; the daemon runs `require_all` on what a client posts.
 """
@@ -21,7 +21,7 @@ from .reading import blocks, secrets
 from .reading.loading import pipeline_problems, reuse_problems
 from .reading.params import variable
 from .reading.tree import one_line, shown
-from .reading.units import LARGEST, LATEST, LONGEST, format_duration
+from .reading.units import LARGEST_SIZE, LATEST, LONGEST_DURATION, format_duration
 
 MAX_GPUS = 65_536
 MAX_PRIORITY = 1_000_000
@@ -141,7 +141,7 @@ def _resources(spec: JobSpec) -> Iterator[Problem]:
         yield Problem("gpus", f"min {spec.gpus_min} is larger than max {spec.gpus_max}")
     elif spec.gpus_max > MAX_GPUS:
         yield Problem("gpus", f"must be at most {MAX_GPUS}, not {spec.gpus_max}")
-    if not 0 <= spec.gpu_memory <= LARGEST:
+    if not 0 <= spec.gpu_memory <= LARGEST_SIZE:
         yield Problem("gpu_memory", "must be between 0 and 1 PiB")
 
 
@@ -363,9 +363,9 @@ def _json_problem(value: Any, depth: int = 0) -> str | None:
 def _times(spec: JobSpec) -> Iterator[Problem]:
     positive = {"timeout": spec.timeout, "hang_after": spec.hang_after, "estimate": spec.estimate, "grace": spec.grace}
     for field, seconds in positive.items():
-        if seconds is not None and not 0 < seconds <= LONGEST:
+        if seconds is not None and not 0 < seconds <= LONGEST_DURATION:
             yield Problem(field, "must be longer than 0 and shorter than 100 years")
-    if 86_400 < spec.grace <= LONGEST:
+    if 86_400 < spec.grace <= LONGEST_DURATION:
         yield Problem("grace", f"must be at most 1d, not {format_duration(spec.grace)}: a preempted job holds its GPUs so long")
     if spec.timeout is not None and spec.estimate is not None and spec.estimate > spec.timeout > 0:
         yield Problem(
@@ -380,9 +380,9 @@ def _retries(spec: JobSpec) -> Iterator[Problem]:
         yield Problem("retries.limit", f"must be between 0 and {MAX_RETRIES}, not {retries.limit}")
     if not (math.isfinite(retries.factor) and 1 <= retries.factor <= 1_000):
         yield Problem("retries.factor", f"must be between 1 and 1000, not {retries.factor:g}")
-    if not 0 <= retries.backoff <= LONGEST:
+    if not 0 <= retries.backoff <= LONGEST_DURATION:
         yield Problem("retries.backoff", "must be between 0 and 100 years")
-    elif not retries.backoff <= retries.max_backoff <= LONGEST:
+    elif not retries.backoff <= retries.max_backoff <= LONGEST_DURATION:
         yield Problem("retries.max_backoff", f"must not be shorter than backoff ({format_duration(retries.backoff)})")
     for code in retries.never_on:
         if not -64 <= code <= 255 or code == 0:

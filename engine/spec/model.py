@@ -9,16 +9,16 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import msgspec
 
 Kind = Literal["train", "finetune", "prompt", "infer"]
 SERVES = "infer"  #: the kind of a job that answers requests until it is cancelled
-#: who sizes a job's pipeline, by its name in `runners.loaders.tuning.registry`
-Tuner = Literal[
-    "rate", "fixed", "unoptimised", "uniform", "autotune", "autotune-adaptive", "plumber", "plumber-adaptive", "dqn", "rate+dqn"
-]  # fmt: skip
+Tuner = Literal["rate", "fixed", "unoptimised", "uniform", "dqn", "rate+dqn"]  #: who sizes a pipeline (`known_controllers` of the runners)
+Retired = Literal[
+    "autotune", "autotune-adaptive", "plumber", "plumber-adaptive"
+]  #: those that jobs of before may name: the default sizes them
 Stage = Literal["decode", "augment", "batch"]  #: of a job's pipeline, whose workers can be set
 #: params that are other numbers in the same operations, by the names that they go by
 _SAME_SPEED = frozenset({"seed", "lr", "learning_rate", "weight_decay"})
@@ -100,7 +100,7 @@ class Reuse(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class PipelineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Decoding in stages that run beside the training, sized while they run (003)."""
 
-    tune: Tuner = "rate"  #: who sizes it
+    tune: Tuner | Retired = "rate"  #: who sizes it
     processes: bool = False  #: workers are processes, for code that holds the interpreter's lock
     workers: dict[str, int] = {}  #: to begin with, by `Stage`; without tuning: for good
     memory: int | None = None
@@ -110,12 +110,16 @@ class PipelineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """
     interval: float = 2.0  #: seconds between two decisions
 
+    @property
+    def controller(self) -> str:
+        return "rate" if self.tune in get_args(Retired) else self.tune
+
 
 class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A block of a job that follows from its type alone.
 
     A new one is a subclass and the line ``name: Subclass | None = None`` in `JobSpec`: `reading.blocks` reads it from YAML and from
-    ``--set name.field=value``, and writes it. What is not to be left out stands in docs/job-spec.md.
+    ``--set name.field=value``. What is not to be left out stands in docs/job-spec.md.
     """
 
     changes_speed: ClassVar[bool] = True  #: whether a GPU does something else in a step because of it, see `JobSpec.signature`

@@ -18,7 +18,7 @@ from .transaction import Transaction
 
 CLOCK_JUMP_SECONDS = 3.0  #: seconds by which the time of day has to differ from what the boot clock says: less is no jump
 #: tables some of whose times move, in this order: what moves in one may depend on those after it
-MOVED = ("workers", "progress", "leases", "jobs", "tunings", "telemetry", "prices", "job_files")
+MOVED_TABLES = ("workers", "progress", "leases", "jobs", "tunings", "telemetry", "prices", "job_files")
 MOVED_WHOLE = ("waiting", "nodes", "gpus", "fork_servers", "schedules")
 
 
@@ -54,7 +54,7 @@ def set_clock(tx: Transaction, batch: Sequence[ClockSet]) -> Sequence[None]:
     for one in batch:
         if one.by:
             tx.now = one.now  # for all that follows in this transaction, too
-            for table in MOVED:
+            for table in MOVED_TABLES:
                 tx.purge(f"clock/{table}", one.by, one.now)
             for table in MOVED_WHOLE:
                 tx.purge(f"clock/{table}", one.by)

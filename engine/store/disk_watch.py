@@ -13,7 +13,7 @@ from .reserve import Reserve
 from .store import Store
 from .transaction import Transaction
 
-LOOKS = 10.0  #: seconds between looks
+LOOK_INTERVAL = 10.0  #: seconds between looks
 ROOM_FOR_CHECKPOINTS = 4  #: times the reserve, from which on there is room for checkpoints: the log is half of it at most, when one is made
 
 

@@ -15,7 +15,7 @@ from .store import Store
 if TYPE_CHECKING:
     import duckdb
 
-SHARE = 1 / 8  #: of the database's memory: sorts and hash tables that need more go to disk
+SHARE_OF_MEMORY = 1 / 8  #: of the database's memory: sorts and hash tables that need more go to disk
 
 Value = bool | int | float | list[int] | None
 _PARAMETER = re.compile(r"\$(\w+)")
@@ -46,7 +46,7 @@ def read_on(cursor: duckdb.DuckDBPyConnection, name: str, values: Mapping[str, V
     watch.start()
     try:
         available = cursor.execute(sql("api/memory_limit")).fetchall()[0][0]
-        cursor.execute(f"SET operator_memory_limit = '{int(available * SHARE)} bytes'")
+        cursor.execute(f"SET operator_memory_limit = '{int(available * SHARE_OF_MEMORY)} bytes'")
         cursor.execute(text, {one: values[one] for one in wanted})
         found = cursor.fetchmany(rows + 1)
         columns = [column[0] for column in cursor.description or ()]

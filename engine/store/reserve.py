@@ -14,8 +14,8 @@ import threading
 from io import FileIO
 from pathlib import Path
 
-MOST = 32 << 20  #: bytes; the log of a database, which a start folds into it, grows to half of that
-SMALL = 16  #: of a small disk no more than this part
+LARGEST_RESERVE = 32 << 20  #: bytes; the log of a database, which a start folds into it, grows to half of that
+PARTS_OF_SMALL_DISK = 16  #: of a small disk no more than this part
 STEP = 64 << 10  #: bytes that are given up at first; what is not enough is followed by twice as much
 KEEP_SIZE = 1  #: FALLOC_FL_KEEP_SIZE
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -39,7 +39,7 @@ class Reserve:
 
     @property
     def wanted(self) -> int:
-        return min(MOST, shutil.disk_usage(self.path.parent).total // SMALL)
+        return min(LARGEST_RESERVE, shutil.disk_usage(self.path.parent).total // PARTS_OF_SMALL_DISK)
 
     @property
     def whole(self) -> bool:

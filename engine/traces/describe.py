@@ -1,4 +1,4 @@
-"""What a trace looks like (002 ch. 6.2.1, Figure 6.1): durations, GPU requests, arrivals, service, recurrence, load, users and pools."""
+"""Description of a trace (002 ch. 6.2.1, Figure 6.1): durations, GPU requests, arrivals, service, recurrence, load, users and pools."""
 
 from __future__ import annotations
 
@@ -84,11 +84,10 @@ _READ: dict[str, Callable[[TraceJob], str | int | None]] = {
     "gpus": lambda job: job.gpus_min,
     "pool": lambda job: job.pool,
 }
-TASK_COLUMNS = tuple(_READ)
 
 
 def recurrence(jobs: Sequence[TraceJob], by: Sequence[str] = ()) -> Recurrence:
-    """Tasks are jobs of equal ``by`` (of TASK_COLUMNS); (): by the first of _KEYS that the trace tells."""
+    """Tasks are jobs of equal ``by`` (of _READ); (): by the first of _KEYS that the trace tells."""
     for column in by:
         if column not in _READ:
             raise ValueError(f"task: {column!r} is no column of a task; known are {', '.join(_READ)}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .. import format as fmt
-from .formats.rows import LATEST, MOST_GPUS
+from .formats.rows import LATEST_SECOND, MOST_GPUS
 from .sampling import MOST_JOBS
 from .trace import TraceJob
 
@@ -73,7 +73,7 @@ def generate(shape: Shape, rng: np.random.Generator) -> list[TraceJob]:
     gaps[0] = 0.0
     arrivals = np.cumsum(gaps)
     gap = _mean_gap(shape, float((duration * gpus).sum()), float(arrivals[-1]))
-    if not float(arrivals[-1]) * gap <= LATEST:
+    if not float(arrivals[-1]) * gap <= LATEST_SECOND:
         field = "load" if shape.rate is None else "rate"
         raise ValueError(f"{field}: is so little that the jobs would arrive over more than 3000 years; ask for more")
     submitted = np.round(arrivals * gap, 3)

@@ -76,7 +76,7 @@ def _goodput(step: tuple[float, ...], batch: tuple[int, int], most_of_gpu: int, 
 
 
 # Step and synchronisation times on T4 GPUs that Pollux (Qiao et al., OSDI 2021) publishes with its simulator, at one batch size a GPU
-# each. Scales and shares are of its Table 1, where ImageNet is larger still. Goodput is fitted (`policies.goodput.fit_step_time`) to the
+# each. Scales and shares are of its Table 1, where ImageNet is larger still. Goodput is fitted (`benchmarks/step_time_fit.py`) to the
 # same measurements at all batch sizes, within 11 to 14 %; phi = M0 * grad_var / grad_sqr is that of its runs at the initial batch size.
 # Utilisation and memory are those that Lucid (Hu et al., ASPLOS 2023) publishes of the model alone on a GPU of 24 GB, at its batch size
 # nearest to ours. The largest tensors are a 3x3 convolution of 512 by 512 channels (ResNets), the embedding of the words (BERT), and

@@ -12,7 +12,7 @@ from typing import Any
 from .. import format as fmt
 from .formats.family import Family
 from .formats.known_formats import choose
-from .formats.rows import FIRST_DATE, LAST_DATE, LATEST, LONGEST_JOB, Context, Drop, Progress, Tally, TraceSource, shown
+from .formats.rows import FIRST_DATE, LAST_DATE, LATEST_SECOND, LONGEST_JOB, Context, Drop, Progress, Tally, TraceSource, shown
 from .formats.tables import read_durations, read_throughputs
 from .formats.titan_tables import FineTuning, find_tables
 from .trace import Trace, TraceJob
@@ -145,7 +145,7 @@ def _check(job: TraceJob, keys: set[str], *, dated: bool) -> None:
     if dated and not FIRST_DATE <= job.submitted < LAST_DATE:
         year = math.floor(1970 + job.submitted / YEAR)
         raise Drop("submission before 2000 or after 2100", f"job {shown(job.key)}: submitted in the year {year}")
-    if not 0 <= job.submitted <= LATEST:
+    if not 0 <= job.submitted <= LATEST_SECOND:
         raise Drop("submission out of range", f"job {shown(job.key)}: submitted at {fmt.number(job.submitted)} s")
     if what := wrong(job):
         raise Drop(what, f"job {shown(job.key)}: {what}")

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays import Floats, Ints
-from .search import METRICS, Figures, reward_of
+from .search import METRICS, TrialFigures, reward_of
 from .search_space import Configuration, Space
 
 MIN_SAMPLES = 120  #: simulated configurations of searches before a model is learnt
@@ -53,7 +53,7 @@ def workload_features(jobs: int, gpus: int, wanted: float, left: Floats, arrival
     return np.array([math.log1p(jobs), wanted / max(gpus, 1), length, math.log1p(arrivals)])
 
 
-def changes(figures: Figures, reference: Figures) -> Floats:
+def changes(figures: TrialFigures, reference: TrialFigures) -> Floats:
     """The metrics against the reference: the logarithm of the ratio for queueing, the difference for the others."""
     queueing = math.log((1.0 + figures.queueing) / (1.0 + reference.queueing))
     return np.array([queueing, *(getattr(figures, name) - getattr(reference, name) for name in METRICS[1:])])
@@ -102,9 +102,9 @@ class Encoder:
         return np.concatenate((self.space.units(config), chosen))
 
     def sample(
-        self, config: Mapping[str, Any], features: Floats, objective: str, reference: Figures, figures: Figures
+        self, config: Mapping[str, Any], features: Floats, objective: str, reference: TrialFigures, figures: TrialFigures
     ) -> tuple[Floats, Floats, float]:
-        """A row of `Samples`: ``config`` on a workload with these features gave ``figures``, what was in force ``reference``."""
+        """A row of `Samples`: with these features, ``config`` gave ``figures``, the configuration in force ``reference``."""
         target = math.log(max(reward_of(objective, reference, figures), 1e-9))
         return np.concatenate((self.row(config), features)), changes(figures, reference), target
 
@@ -229,15 +229,15 @@ class CausalModel:
 
     @classmethod
     def untrained(cls, space: Space, objective: str) -> CausalModel:
-        """That of the first search."""
+        """The model before its first search: without samples."""
         return cls(Encoder(space), objective, Samples.none(Encoder(space)))
 
     def relearnt(self, more: Samples) -> CausalModel:
-        """With samples of another search: the same structure, if there is one, and regressors fitted anew."""
+        """The model with the samples of another search too: its structure stays, if it has one, and regressors are fitted anew."""
         return CausalModel(self.encoder, self.objective, self.samples.plus(more).newest(MAX_SAMPLES), self.graph)
 
     def plain(self) -> dict[str, Any]:
-        """What it is made of, as JSON has it; `of_plain` makes it again."""
+        """The model as plain values, for JSON; `of_plain` makes a model of them."""
         samples = {name: getattr(self.samples, name).tolist() for name in ("first", "metrics", "target")}
         return {"samples": samples, "of_metric": self.graph.of_metric, "of_objective": self.graph.of_objective}
 
@@ -334,7 +334,7 @@ class OnWorkload:
         near = np.exp(-0.5 * (distance / KERNEL_WIDTH) ** 2)
         return float((near * self.wrong).sum() / (PRIOR_SAMPLES + near.sum()))
 
-    def learn(self, config: Configuration, figures: Figures, reference: Figures) -> None:
+    def learn(self, config: Configuration, figures: TrialFigures, reference: TrialFigures) -> None:
         """Line 12 of algorithm 3."""
         row, _, target = self.model.encoder.sample(config, self.features, self.model.objective, reference, figures)
         self.wrong.append(target + self.base - float(self.model.rewards(row[None, :])[0]))
@@ -348,11 +348,6 @@ class OnWorkload:
 def samples_of(rows: Sequence[tuple[Floats, Floats, float]]) -> Samples:
     """``rows``: one at least."""
     return Samples(np.array([row for row, _, _ in rows]), np.array([row for _, row, _ in rows]), np.array([row for _, _, row in rows]))
-
-
-def random_configuration(space: Space, in_force: Configuration, rng: np.random.Generator) -> Configuration:
-    """Evenly from the space, projected."""
-    return space.project(space.drawn(rng), otherwise=in_force)
 
 
 def _predicted(regressor: Any, x: Floats) -> Floats:

@@ -45,7 +45,7 @@ class PastJobs:
     ended: Floats
     user: Ints  #: a code
     ran: Floats  #: run time so far of those that have not ended
-    vc: Ints | None = None  #: code of the virtual cluster; None: of nobody
+    vc: Ints | None = None  #: code of the virtual cluster; None: no job has one
 
 
 def range_of(duration: Floats) -> Ints:

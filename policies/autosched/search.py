@@ -28,7 +28,7 @@ from .search_space import Category, Configuration, Number, Space
 TRIALS = 40  #: T (002 ch. 6.5.2)
 GAMMA = 0.95  #: relax factor (line 3)
 EPSILON = 0.9  #: with this probability the model may reject (line 7)
-EARLIER_SHARE = 0.25  #: share of the samples at most that are configurations of before: with few trials they would leave none for others
+EARLIER_SHARE = 0.25  #: share of the samples at most that are configurations of before: with few trials they would take all
 EVEN_SHARE = 0.5  #: share of the samples, the first, that are drawn evenly from the space
 MIN_JUDGED_TRIALS = 8  #: of a search, before its model may reject
 AGREEMENT_Z = 1.64  #: standard deviations above chance (95 %) that the agreement of a model needs
@@ -40,7 +40,7 @@ METRICS = ("queueing", "utilisation", "preemptions", "fragmentation")
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class TrialFigures:
     """The result of a trial: objectives, the lower the better, and the metrics that explain them."""
 
     jct: float  #: mean completion time, seconds
@@ -60,7 +60,7 @@ class Figures:
 class NotMeasured(Exception):
     """A trial failed or was cut off; the words say why. ``figures``: those that a model learns from it, see `as_cut_off`."""
 
-    def __init__(self, words: str, figures: Figures | None = None) -> None:
+    def __init__(self, words: str, figures: TrialFigures | None = None) -> None:
         super().__init__(words)
         self.figures = figures
 
@@ -76,7 +76,7 @@ class RewardModel(Protocol):
         """Rewards without that correction, by which unlike configurations compare."""
         ...
 
-    def learn(self, config: Configuration, figures: Figures, reference: Figures) -> None: ...
+    def learn(self, config: Configuration, figures: TrialFigures, reference: TrialFigures) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +89,14 @@ class Trial:
 
 
 @dataclass
-class Found:
+class BestFound:
     """The result of a search. ``gain``: the reward of the best, 1: nothing is better than the configuration in force."""
 
     in_force: Configuration
     best: Configuration
     gain: float
-    reference: Figures
-    figures: Figures
+    reference: TrialFigures
+    figures: TrialFigures
     trials: list[Trial] = field(default_factory=list)
     fixed: list[str] = field(default_factory=list)  #: keys that the scope step has fixed
     seconds: float = 0.0
@@ -108,7 +108,7 @@ class Found:
         return sum(trial.outcome == outcome for trial in self.trials)
 
 
-def reward_of(objective: str, reference: Figures, figures: Figures) -> float:
+def reward_of(objective: str, reference: TrialFigures, figures: TrialFigures) -> float:
     """Reference over measured; for shares, which may be 0, measured over reference of their complements."""
     before, after = getattr(reference, objective), getattr(figures, objective)
     if objective == "slo":
@@ -116,7 +116,7 @@ def reward_of(objective: str, reference: Figures, figures: Figures) -> float:
     return float(before / after) if after > 0 else 1.0
 
 
-def as_cut_off(figures: Figures, reference: Figures) -> Figures:
+def as_cut_off(figures: TrialFigures, reference: TrialFigures) -> TrialFigures:
     """The figures that a model learns from a trial that was cut off: half the reward of the configuration in force by each objective, and
     the metrics so far. Else no model would ever see configurations under which jobs change places all the time, and those cost the most."""
     twice = {name: 2.0 * getattr(reference, name) for name in OBJECTIVES if name != "slo"}
@@ -125,12 +125,12 @@ def as_cut_off(figures: Figures, reference: Figures) -> Figures:
 
 class _Search:
     def __init__(
-        self, space: Space, evaluate: Callable[[Configuration], Figures], in_force: Configuration, objective: str,
+        self, space: Space, evaluate: Callable[[Configuration], TrialFigures], in_force: Configuration, objective: str,
         model: RewardModel | None, gamma: float,
     ) -> None:  # fmt: skip
         self.space, self.evaluate, self.objective, self.model, self.gamma = space, evaluate, objective, model, gamma
         reference = evaluate(in_force)
-        self.found = Found(dict(in_force), dict(in_force), 1.0, reference, reference, [Trial(dict(in_force), "simulated", 1.0)])
+        self.found = BestFound(dict(in_force), dict(in_force), 1.0, reference, reference, [Trial(dict(in_force), "simulated", 1.0)])
         self.known: dict[object, float | None] = {_key(in_force): 1.0}
         self.constraints: Configuration = {}  #: W
         self.told: list[tuple[float, float]] = []  #: rewards as predicted before a trial, and as measured by it
@@ -159,7 +159,7 @@ class _Search:
             self.found.best, self.found.gain, self.found.figures = config, reward, figures
         return Trial(config, "simulated", reward, predicted)
 
-    def _learn(self, config: Configuration, predicted: float | None, figures: Figures) -> None:
+    def _learn(self, config: Configuration, predicted: float | None, figures: TrialFigures) -> None:
         if self.model is None or predicted is None:
             return
         self.model.learn(config, figures, self.found.reference)
@@ -183,7 +183,7 @@ class _Search:
 
 def search(
     space: Space,
-    evaluate: Callable[[Configuration], Figures],
+    evaluate: Callable[[Configuration], TrialFigures],
     in_force: Configuration,
     objective: str = "jct",
     *,
@@ -197,7 +197,7 @@ def search(
     seconds: float = math.inf,
     told: Callable[[int, Trial], None] = lambda number, trial: None,
     ahead: Callable[[Sequence[Configuration]], None] | None = None,
-) -> Found:
+) -> BestFound:
     """The best configuration of at most ``trials`` samples; the first of them is the configuration in force.
 
     ``first``: configurations of before, the most promising first. ``seconds``: real time after which no other trial begins. ``told`` hears
@@ -286,7 +286,7 @@ def hopeless_keys(space: Space, model: RewardModel, best: Configuration, constra
     return [name for name, span in spans.items() if max(expected[span]) <= gamma * expected[0]]
 
 
-def rechecked(found: Found, evaluate: Callable[[Configuration], Figures], objective: str) -> Found:
+def rechecked(found: BestFound, evaluate: Callable[[Configuration], TrialFigures], objective: str) -> BestFound:
     """The result of a search on grouped jobs, its best few and the configuration in force re-run on the jobs themselves (``evaluate``).
 
     The best for groups may be worse for the jobs than the configuration in force; the thesis (6.4.3.2) does not look. Raises NotMeasured if
@@ -305,7 +305,7 @@ def rechecked(found: Found, evaluate: Callable[[Configuration], Figures], object
     return dataclasses.replace(found, best=best, gain=gain, reference=reference, figures=figures)
 
 
-def without_idle(found: Found, space: Space, evaluate: Callable[[Configuration], Figures]) -> Found:
+def without_idle(found: BestFound, space: Space, evaluate: Callable[[Configuration], TrialFigures]) -> BestFound:
     """The result without the thresholds of its best that hold no job: one is left out if the figures are the same without it.
 
     Thresholds are numbers of which another key says how many are in use. Where that key is not tuned, it stays, and `as_counts` says
@@ -319,14 +319,14 @@ def without_idle(found: Found, space: Space, evaluate: Callable[[Configuration],
                 counted = same
                 allowed = space.project(counted, otherwise=found.in_force)
                 best = allowed if count in space.names and allowed[count] == counted[count] else best
-        except NotMeasured:  # its time is over: what is left does no harm
+        except NotMeasured:  # its time is over: idle thresholds that are left do no harm
             pass
         if counted != found.best:
             found = dataclasses.replace(found, best=best, as_counts={**found.as_counts, count: counted[count]})
     return found
 
 
-def _one_less(count: str, numbers: Sequence[Number], config: Configuration, found: Found) -> Iterator[Configuration]:
+def _one_less(count: str, numbers: Sequence[Number], config: Configuration, found: BestFound) -> Iterator[Configuration]:
     """The configuration without each of the numbers in use in turn, the last one first."""
     used = sorted(
         (one for one in numbers if one.needs and one.needs[0] == count and one.needs[1] <= config[count]), key=lambda one: one.needs or ()
@@ -336,7 +336,7 @@ def _one_less(count: str, numbers: Sequence[Number], config: Configuration, foun
         yield {**config, count: config[count] - 1, **dict(zip([one.name for one in used], values, strict=True))}
 
 
-def _comes_to(figures: Figures, known: Figures) -> bool:
+def _comes_to(figures: TrialFigures, known: TrialFigures) -> bool:
     pairs = ((getattr(figures, name), getattr(known, name)) for name in (*OBJECTIVES, *METRICS))
     return all(math.isclose(one, other, rel_tol=REWARD_TOLERANCE, abs_tol=REWARD_TOLERANCE) for one, other in pairs)
 

@@ -135,10 +135,6 @@ class Free(ABC):
     def total(self) -> int:
         return int(self.per_node().sum())
 
-    def largest(self) -> int:
-        """Free GPUs of the node that has the most."""
-        return int(self.per_node().max(initial=0))
-
     def find(self, n: int, fitting: Bools | None, relaxed: bool) -> tuple[int, ...] | None:
         """Rows of ``n`` GPUs on as few nodes as an empty pool would need, or on more when ``relaxed``."""
         if n < 1:
@@ -179,7 +175,7 @@ class States(Free):
         self._bits: memoryview[int] = state.data  # one number of it in half the time
         self.table = _table(grid.levels)
         self._per_node: Ints | None = None  # these three until something changes
-        self._total = self._largest = -1
+        self._total = -1
 
     @classmethod
     def of(cls, grid: Grid, open_gpus: Bools) -> States:
@@ -191,7 +187,7 @@ class States(Free):
         twin = object.__new__(States)
         twin.grid, twin.state, twin.table = self.grid, self.state.copy(), self.table
         twin._bits = twin.state.data
-        twin._per_node, twin._total, twin._largest = self._per_node, self._total, self._largest
+        twin._per_node, twin._total = self._per_node, self._total
         return twin
 
     def masked(self, fitting: Bools) -> States:
@@ -201,7 +197,7 @@ class States(Free):
         if self._per_node is None:
             self._per_node = self.table.free[self.state]
             self._per_node.flags.writeable = False  # others are given it
-            self._total = self._largest = -1
+            self._total = -1
         return self._per_node
 
     def total(self) -> int:
@@ -209,12 +205,6 @@ class States(Free):
         if self._total < 0:
             self._total = int(per_node.sum())
         return self._total
-
-    def largest(self) -> int:
-        per_node = self.per_node()
-        if self._largest < 0:
-            self._largest = int(per_node[per_node.argmax()]) if len(per_node) else 0  # `max` costs several times as much
-        return self._largest
 
     def _levels(self) -> Floats:
         return self.table.levels[self.state]

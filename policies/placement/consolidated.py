@@ -78,10 +78,6 @@ class Placement:
         """GPUs that are free now or will be when all that is stopping has stopped."""
         return self._soon.total()
 
-    def largest_free(self) -> int:
-        """The largest gang that fits one node now."""
-        return self._now.largest()
-
     def find(self, n: int, *, memory: float = 0.0, relaxed: bool = False) -> tuple[int, ...] | None:
         """Rows of ``n`` GPUs that are free now, each with at least ``memory`` bytes, or None."""
         return self._now.find(n, self._fitting(memory), relaxed)

@@ -35,14 +35,6 @@ def reward(jobs: Jobs, finish: float | Floats) -> Floats:
     return earned
 
 
-def laxity(jobs: Jobs, now: float, remaining: Floats) -> Floats:
-    """Seconds that a job may still wait without missing the next deadline that it can meet, if it then runs to its end.
-
-    Never negative, and inf for a job that can meet no deadline any more: one that is lost must not come before one that is urgent.
-    """
-    return next_deadline(jobs, now + remaining) - now - remaining
-
-
 def ranks(*columns: Floats | Bools | Ints) -> Floats:
     """Place of each row when sorted by the first column, then by the second, and so on; equal rows have equal places."""
     order = np.lexsort(columns[::-1])

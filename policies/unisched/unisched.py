@@ -21,12 +21,12 @@ from .placing import place
 from .quiet import counted_ends, given_ends, is_quiet, passed_over, without_end
 from .roles import AT_ONCE, Role, Roles, best_effort_reward, loses_its_slack, roles_of
 from .settings import QUICK, SRTF, STATIC, THOROUGH, UniSchedConfig
-from .solver.problem import TIMEOUT, Limits, Solution
+from .solver.problem import TIMEOUT, Solution, SolverLimits
 from .solver.selector import solve
 from .walk import walk
 
 #: Small crowded pools have gaps that only much search could close; the next cycle decides anew anyway.
-EFFORTS = {QUICK: Limits(cores=((200, 1.0), (200, 0.98)), nodes=20, exact=300, exact_effort=0.2), THOROUGH: Limits()}
+EFFORTS = {QUICK: SolverLimits(cores=((200, 1.0), (200, 0.98)), nodes=20, exact=300, exact_effort=0.2), THOROUGH: SolverLimits()}
 #: Probability of a deadline's loss from which on its profiling run does not wait for the next cycle. Anything from 0.05 to 0.2 does.
 TOO_LIKELY = 0.1
 LARGEST_PROFILER = 4  #: a static profiler takes a quarter of the pool at most

@@ -13,7 +13,7 @@ import numpy as np
 from ..contract import Ints, Phase
 from ..estimate.transfers import Joint
 from ..queues.elastic import Curves, Pool
-from .merge_columns import SPATIAL, TEMPORAL, Column, Kind, Merge, allowed_gpus
+from .merge_columns import SPATIAL, TEMPORAL, Column, JobKind, Merge, allowed_gpus
 from .merges import Merges
 
 #: Work left is rounded to powers of these, the first with which the kinds that can be merged are few.
@@ -76,7 +76,7 @@ class Groups:
         self.groups = sorted(found, key=lambda group: (min(group.seconds.values()), group.row))
         self.tasks = max(sum(group.tasks for group in self.groups[: pool.budget]), 1)
         self._members: list[list[_Group]] = []
-        self.kinds: list[Kind] = []
+        self.kinds: list[JobKind] = []
         for step in _STEPS:
             self._sort_into_kinds(step)
             if sum(members[0].fresh for members in self._members) <= _FEW:
@@ -151,8 +151,8 @@ class Groups:
         """What was decided as its pair was merged, whose first has ended since."""
         if (first := self._begins.get(job)) is None:
             return None
-        kinds = [kind for kind, one in self._pool.view.ended.items() if one == first]
-        return (first, self._known(kinds[0], profile)) if kinds else None
+        kind = self._pool.view.left.get(first)
+        return None if kind is None else (first, self._known(kind, profile))
 
     def _possible_merges(self) -> list[Merge]:
         transfers, choices = self._pool.view.transfers, self._choices
@@ -199,7 +199,7 @@ class Groups:
             alike[key].append(group)
         self._members = list(alike.values())
         self.kinds = [
-            Kind(members[0].task, len(members), _mean([one.seconds for one in members]), members[0].held, members[0].tasks)
+            JobKind(members[0].task, len(members), _mean([one.seconds for one in members]), members[0].held, members[0].tasks)
             for members in self._members
         ]
 

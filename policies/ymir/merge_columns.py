@@ -13,7 +13,7 @@ LEAST_DURATION = 1.0  #: seconds: no job counts as shorter, or the slowdown by i
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class JobKind:
     """Jobs, or pairs that are merged already, that are alike."""
 
     task: int  #: what they learn: two jobs of one task are never merged (002 footnote 2)
@@ -83,7 +83,7 @@ def at_most(seconds: Mapping[int, float], gpus: int) -> float:
     return seconds[max((n for n in seconds if n <= gpus), default=min(seconds))]
 
 
-def columns_of(kinds: Sequence[Kind], merges: Iterable[Merge], gpus: int, share: int, costs: Costs) -> list[Column]:
+def columns_of(kinds: Sequence[JobKind], merges: Iterable[Merge], gpus: int, share: int, costs: Costs) -> list[Column]:
     """All columns that could be part of an optimum: of one group, more GPUs must cost less. ``gpus``: R; ``share``: a-bar."""
     columns: list[Column] = []
     shortest = min((min(kind.seconds.values()) for kind in kinds), default=0.0)
@@ -97,7 +97,7 @@ def columns_of(kinds: Sequence[Kind], merges: Iterable[Merge], gpus: int, share:
     return columns
 
 
-def _alone(number: int, kind: Kind, gpus: int, share: int, costs: Costs) -> Iterator[Column]:
+def _alone(number: int, kind: JobKind, gpus: int, share: int, costs: Costs) -> Iterator[Column]:
     """Eqn 3.9, the first sum of 3.10, turned the right way round: as printed its least is reached when nobody has GPUs."""
     fair = max(at_most(kind.seconds, share * kind.tasks), LEAST_DURATION)
     for n, seconds in sorted(kind.seconds.items()):
@@ -106,7 +106,7 @@ def _alone(number: int, kind: Kind, gpus: int, share: int, costs: Costs) -> Iter
             yield Column(kind.tasks * takes / fair, n, (number,))
 
 
-def _merged(merge: Merge, kinds: Sequence[Kind], gpus: int, share: int, costs: Costs) -> Iterator[Column]:
+def _merged(merge: Merge, kinds: Sequence[JobKind], gpus: int, share: int, costs: Costs) -> Iterator[Column]:
     """The second and third sum of Eqn 3.10. T of both includes that of the first; 3.15 means the second alone."""
     one, two = kinds[merge.first], kinds[merge.second]
     last = {n: max(ends) for n, ends in merge.ends.items()}

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .merge_columns import Column, Kind
+from .merge_columns import Column, JobKind
 
 MOST_COLUMNS = 3000  #: columns; of more, those with the least reduced cost
 
@@ -32,7 +32,7 @@ class Merging:
         return max(0.0, (self.cost - self.bound) / self.cost) if self.cost > 0 else 0.0
 
 
-def solve(kinds: Sequence[Kind], columns: Sequence[Column], gpus: int, *, gap: float = 1e-3, seconds: float = 5.0) -> Merging | None:
+def solve(kinds: Sequence[JobKind], columns: Sequence[Column], gpus: int, *, gap: float = 1e-3, seconds: float = 5.0) -> Merging | None:
     """The cheapest choice; None when none was found in time. ``gpus``: R."""
     if not kinds:
         return Merging([0] * len(columns), 0.0, 0.0)
@@ -57,7 +57,7 @@ def solve(kinds: Sequence[Kind], columns: Sequence[Column], gpus: int, *, gap: f
     return Merging(times, cost, min(cost, bound))
 
 
-def _reduced_costs(kinds: Sequence[Kind], columns: Sequence[Column], gpus: int) -> tuple[list[float], float] | None:
+def _reduced_costs(kinds: Sequence[JobKind], columns: Sequence[Column], gpus: int) -> tuple[list[float], float] | None:
     """What each column would add to the cost of the linear relaxation, and that cost."""
     solver, variables = _model("CLP", kinds, columns, gpus, whole=False)
     if solver.Solve() != solver.OPTIMAL:
@@ -65,7 +65,7 @@ def _reduced_costs(kinds: Sequence[Kind], columns: Sequence[Column], gpus: int) 
     return [variable.reduced_cost() for variable in variables], float(solver.Objective().Value())
 
 
-def _model(name: str, kinds: Sequence[Kind], columns: Sequence[Column], gpus: int, *, whole: bool) -> tuple[Any, list[Any]]:
+def _model(name: str, kinds: Sequence[JobKind], columns: Sequence[Column], gpus: int, *, whole: bool) -> tuple[Any, list[Any]]:
     from ortools.linear_solver import pywraplp  # slow to import
 
     solver = pywraplp.Solver.CreateSolver(name)

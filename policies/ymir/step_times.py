@@ -73,8 +73,3 @@ class StepTimes:
 def _interpolated(points: Mapping[int, tuple[float, float, int]], samples: float) -> tuple[float, float]:
     sizes = sorted(points)
     return tuple(float(np.interp(samples, sizes, [points[size][part] for size in sizes])) for part in (0, 1))  # type: ignore[return-value]
-
-
-def execution_time(step_seconds: float, iterations: float) -> float:
-    """T of 002 Eqn 3.8: seconds of an iteration on so many GPUs times the iterations to the target."""
-    return step_seconds * iterations

@@ -12,11 +12,9 @@ from torch import nn
 from ..finetune.kept_features import KeptFeatures
 from .hub_model import HubModel
 
-LAYERS = ("head", "last", "all")  #: what of a classifier is trained: the head alone, the last layer too, or all
-
 
 class HubBody(nn.Module):
-    """``layers``: one of `LAYERS`. What is not trained is without gradients and dropout."""
+    """``layers``: what is trained: head alone, last layer too, or all. What is not trained is without gradients and dropout."""
 
     reads_texts = True
 

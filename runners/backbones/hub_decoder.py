@@ -25,7 +25,7 @@ class DecoderShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class DecoderParts:
     head_is_last: bool  #: logits are what the head makes of the last states: some models scale or bound them
     cache: str | None  #: the argument by which keys and values of earlier tokens are handed over; None: the model has none
 
@@ -102,7 +102,7 @@ class HubDecoder(nn.Module):
         return functional.linear(states, head.weight[answers], None if head.bias is None else head.bias[answers]).float()
 
     @cached_property
-    def found(self) -> Found:
+    def found(self) -> DecoderParts:
         """By a look at one token, in evaluation mode, which draws nothing."""
         head, seen = self.model.get_output_embeddings(), list[torch.Tensor]()
         modes = {module: module.training for module in self.model.modules()}
@@ -118,4 +118,4 @@ class HubDecoder(nn.Module):
                 module.training = mode
         known = inspect.signature(self.model.base_model.forward).parameters
         name = next((name for name in ("cache", "past_key_values") if name in known), None)  # it was renamed in transformers 5
-        return Found(plain, name if name and hasattr(getattr(said, name, None), "batch_repeat_interleave") else None)
+        return DecoderParts(plain, name if name and hasattr(getattr(said, name, None), "batch_repeat_interleave") else None)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from .device import CapExceeded, Device, Event, Pair, Times
+from .device import CapExceeded, Device, Event, Pair, StepSeconds
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ class _Step:
     """What is timed: spans of the computing stream in which it waited and computed."""
 
     def __init__(self) -> None:
-        self.times = Times()
+        self.times = StepSeconds()
         self.waits: list[tuple[Any, Any]] = []
         self.launches: list[tuple[Any, Any]] = []
 
@@ -142,7 +142,7 @@ class CudaDevice:
         return done, _Copied(now, now, self._given)
 
     @contextmanager
-    def step(self) -> Iterator[Times]:
+    def step(self) -> Iterator[StepSeconds]:
         around, self._step = self._step, _Step()
         step, begun = self._step, time.perf_counter()
         try:

@@ -83,7 +83,7 @@ class Device(Protocol):
         """Work of the host, timed beside the streams; the event is its end."""
         ...
 
-    def step(self) -> AbstractContextManager[Times]:
+    def step(self) -> AbstractContextManager[StepSeconds]:
         """One step of a training, or what is measured within one: its times are there when it has ended."""
         ...
 
@@ -94,7 +94,7 @@ class Device(Protocol):
     def reset_peak(self) -> None: ...
 
 
-class Times:
+class StepSeconds:
     """Seconds of one step: in all, computing, waiting for copies (exposed), and bytes that were moved."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import torch
 
-from .device import CapExceeded, Device, Event, Pair, Times
+from .device import CapExceeded, Device, Event, Pair, StepSeconds
 from .memory_ledger import MemoryLedger
 
 T = TypeVar("T")
@@ -65,7 +65,7 @@ class MeteredDevice:
         self.cap, self.bandwidth, self.latency, self.clock, self.page = cap, bandwidth, latency, clock, page
         self.ledger = MemoryLedger(self._check, self.rounded)
         self._exceeded = ""  #: what the newest launch would have been told; no error, whose traceback holds what was on the device
-        self._times = Times()
+        self._times = StepSeconds()
         self._now = 0.0  #: of the computing stream
         self._host = 0.0
         self._load, self._out = _Queue(), _Queue()
@@ -171,8 +171,8 @@ class MeteredDevice:
         return done, _Event(self._host)
 
     @contextmanager
-    def step(self) -> Iterator[Times]:
-        around, self._times = self._times, Times()
+    def step(self) -> Iterator[StepSeconds]:
+        around, self._times = self._times, StepSeconds()
         times, begun = self._times, self._now
         self._host = begun
         try:

@@ -31,7 +31,7 @@ from ..worker.ranks import Ranks
 log = logging.getLogger(__name__)
 
 TRIAL = 5  #: steps after which one looks, where nothing is known of jobs like it
-LATEST = 25  #: steps after which one looks, at the latest: what was known later is not waited for, so that a bad choice costs no more
+LATEST_LOOK = 25  #: steps after which one looks, at the latest: what was known later is not waited for, so that a bad choice costs no more
 FILE = "beginning.json"
 COLD, BEGUN = "from-backbone", "begun"  #: directories of the checkpoints of a trial, beside those of the job
 _LOSS, _TRAINING_LOSS = "eval_loss", "loss"
@@ -164,7 +164,7 @@ class _Beginning:
         if offer.named or self.ranks.size > 1 or self.task.evaluate is None:
             return State("taken", offer.job)
         # A loss of training is known at each step, and no evaluation has it.
-        compared = self.stop.metric not in (None, _TRAINING_LOSS) and self.curve and self.curve[0][0] <= LATEST
+        compared = self.stop.metric not in (None, _TRAINING_LOSS) and self.curve and self.curve[0][0] <= LATEST_LOOK
         known = self.curve[0][0] if compared else 0
         if self.task.steps(self.stop) <= (known or TRIAL):
             return State("taken", offer.job)  # it is over before one could look

@@ -2,11 +2,13 @@
 
 The lease is one job's. At the end of the phase that job goes on from a checkpoint of its own, as if it had trained alone so far, and the
 other one finds a half of its own, with which it begins. Whatever dies before, nothing of the other one has run: the first job's next
-attempt takes the phase up at its checkpoint.
+attempt takes the phase up at its checkpoint. A phase that fails, or whose weights are no longer finite, is the only one: the first job
+trains alone then, as if there had been none, and fails by its own faults only.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 import shutil
 from collections.abc import Callable, Mapping
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 
 from ...engine.errors import UsageError
 from ...engine.protocol import MOST_WORDS
@@ -26,7 +29,7 @@ from ..train.trainer import Trainer
 from ..worker import script
 from ..worker.ranks import Ranks
 from .beginning import State, keep, known
-from .joint_task import Together, joint
+from .joint_task import Together, joint, trained
 
 log = logging.getLogger(__name__)
 
@@ -66,32 +69,61 @@ def train_together(
         return _apart(task, partner, "a gang trains with nobody together")
     total = task.steps(stop)
     steps = min(MOST_STEPS, total // 2)
+    start = trained(task.model)
     try:
-        other = build()
-        if other.leaves is None or task.leaves is None or not steps:
-            raise UsageError("one of them leaves nothing" if steps else f"it has {total} steps in all")
-        phase = joint(task, other, steps, total)
+        halves = _halves(task, partner, build, work, stop, folder, ranks, steps, total)
     except Interrupted:
         raise
-    except Exception as error:  # of the other one's data, directory or memory: the first one does not fail by it
-        return _apart(task, partner, " ".join(str(error).split()) or type(error).__name__)
+    except Exception as error:  # by the other one, as a rule; where the first one is to blame it fails alone too
+        problem = " ".join(str(error).split()) or type(error).__name__
+    else:
+        if halves is None:
+            return False
+        step, saved, ours = halves
+        keep(State("joint", partner, step), checkpoints)
+        Checkpoints(checkpoints).save(step, _own(saved, ours, task))
+        shutil.rmtree(folder / PHASE, ignore_errors=True)
+        _tell(task, partner, "joint", step)
+        return True
+    shutil.rmtree(folder, ignore_errors=True)
+    task.model.load_state_dict(start, strict=False)
+    gc.collect()  # the other one's model, before the first one takes that memory
+    if ranks.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return _apart(task, partner, problem)
+
+
+def _halves(
+    task: Task,
+    partner: int,
+    build: Callable[[], Task],
+    work: Callable[[Task], Step | None],
+    stop: Stop,
+    folder: Path,
+    ranks: Ranks,
+    steps: int,
+    total: int,
+) -> tuple[int, Mapping[str, Any], Mapping[str, Any]] | None:
+    """The step after the phase, its last checkpoint and the first one's weights; the other one's are written. None: asked to stop."""
+    other = build()
+    if other.leaves is None or task.leaves is None or not steps:
+        raise UsageError("one of them leaves nothing" if steps else f"it has {total} steps in all")
+    phase = joint(task, other, steps, total)
     log.info("trains %d steps together with job %d", steps, partner)
     if stop.metric == "loss":  # that of both is not the first one's
         stop = msgspec.structs.replace(stop, metric=None, target=None)
     trainer = Trainer(phase, stop, folder / PHASE, ranks, work=work(phase), until=steps)
     if not trainer.run():
-        return False
+        return None
     assert isinstance(trainer.model, Together)
     ours, theirs = trainer.model.halves()
+    if not all(bool(torch.isfinite(value).all()) for value in (*ours.values(), *theirs.values())):
+        raise ArithmeticError(f"after {trainer.step} steps together the weights are no longer finite")
     saved = Checkpoints(folder / PHASE).load()
     assert saved is not None
     other.leaves.write_half(folder)
-    found.save(trainer.step, {"model": theirs})
-    keep(State("joint", partner, trainer.step), checkpoints)
-    Checkpoints(checkpoints).save(trainer.step, _own(saved, ours, task))
-    shutil.rmtree(folder / PHASE, ignore_errors=True)
-    _tell(task, partner, "joint", trainer.step)
-    return True
+    Checkpoints(folder).save(trainer.step, {"model": theirs})
+    return trainer.step, saved, ours
 
 
 def _own(saved: Mapping[str, Any], weights: Mapping[str, Any], task: Task) -> dict[str, Any]:

@@ -90,7 +90,7 @@ class Together(nn.Module):
 
     def halves(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """What each of the two is at now, by its own names, but for what is frozen."""
-        return _trained(self.first), _trained(self.second)
+        return trained(self.first), trained(self.second)
 
 
 def joint(first: Task, second: Task, steps: int, total: int) -> Task:
@@ -151,6 +151,7 @@ def _evaluated(first: Task, second: Task, model: nn.Module) -> Mapping[str, floa
     return found | {f"partner_{name}": value for name, value in others.items()}
 
 
-def _trained(model: nn.Module) -> dict[str, torch.Tensor]:
+def trained(model: nn.Module) -> dict[str, torch.Tensor]:
+    """A copy of what of a model's state is not frozen."""
     frozen = {name for name, value in model.named_parameters(remove_duplicate=False) if not value.requires_grad}
     return {name: value.detach().clone() for name, value in model.state_dict().items() if name not in frozen}

@@ -1,4 +1,4 @@
-"""What the frozen part of a model makes of each sample, computed once and kept: in memory, then in a file, then not at all.
+"""Features of samples by the frozen part of a model, computed once and kept: in memory, then in a file, then not at all.
 
 Each sample is computed by itself. In a batch the last bits of its numbers depend on what else is in it, and a job that was preempted, whose
 features are gone, would end with others.
@@ -13,14 +13,14 @@ from pathlib import Path
 
 import torch
 
-MEMORY = 256 << 20  #: bytes that are kept in memory
-FILE = 4 << 30  #: bytes that are kept in a file besides
+MEMORY_BYTES = 256 << 20  #: bytes that are kept in memory
+FILE_BYTES = 4 << 30  #: bytes that are kept in a file besides
 
 
 class KeptFeatures:
     """By key; all of one width and kind. ``folder``: where the file is, which has no name and is gone with the process."""
 
-    def __init__(self, folder: Path | None = None, *, memory: int = MEMORY, file: int = FILE) -> None:
+    def __init__(self, folder: Path | None = None, *, memory: int = MEMORY_BYTES, file: int = FILE_BYTES) -> None:
         self._folder, self._room, self._file_room = folder, memory, file
         self._near: dict[bytes, torch.Tensor] = {}
         self._far: dict[bytes, tuple[int, torch.Size, torch.dtype]] = {}

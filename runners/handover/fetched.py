@@ -22,7 +22,7 @@ from .sent_checkpoints import RETRY_SECONDS, TIMEOUT, TRIES
 
 log = logging.getLogger("stoker.runner")
 
-FORGET = 10.0  #: seconds after which nobody waits for it any more
+FORGET_AFTER = 10.0  #: seconds after which nobody waits for it any more
 PARTS = "fetched"  #: directory of the home, for tars on their way
 
 
@@ -136,7 +136,7 @@ class Fetcher(threading.Thread):
         return "it has come damaged, more than once"
 
     def _require_wanted(self, wanted: Wanted) -> None:
-        if time.monotonic() - self._asked.get(wanted, -FORGET) > FORGET:
+        if time.monotonic() - self._asked.get(wanted, -FORGET_AFTER) > FORGET_AFTER:
             raise _Unwanted
 
     def _piece(self, wanted: Wanted, at: int) -> bytes:

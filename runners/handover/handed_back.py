@@ -7,11 +7,11 @@ import time
 from collections.abc import Collection
 
 from ...engine.identity import boot_clock
-from ..host.runs import Phase, Run
+from ..host.runs import Run, RunPhase
 
 log = logging.getLogger("stoker.runner")
 
-AWAY = 60.0  #: seconds without the daemon after which a runner that is handed back leaves untold, once its jobs have ended
+LONGEST_ABSENCE = 60.0  #: seconds without the daemon after which a runner that is handed back leaves untold, once its jobs have ended
 LAST_WORDS = 10.0  #: seconds before its time is up at which a runner begins to leave, besides the grace of its jobs
 
 
@@ -38,20 +38,21 @@ class HandedBack:
             log.info("the node is handed back: its jobs are stopped", extra={"action": "hand-back"})
 
     def waits_in_vain(self, runs: Collection[Run], taken: float = 0.0) -> bool:
-        """Whether all has ended, and no daemon has taken anything of it for too long.
+        """Whether all has ended, and no daemon has taken anything of it for too long, or lately when its time is up.
 
         ``taken``: when one last did (monotonic). The next runner of this node and home tells how its jobs ended.
         """
         if self._since is None:
             return False
-        if any(run.phase is not Phase.ENDED for run in runs):
+        if any(run.phase is not RunPhase.ENDED for run in runs):
             self._since = time.monotonic()
             return False
-        return time.monotonic() - max(self._since, taken) > AWAY
+        late = self.until is not None and boot_clock() >= self.until
+        return time.monotonic() - max(self._since, taken) > (LAST_WORDS if late else LONGEST_ABSENCE)
 
 
 def say_untold(runs: Collection[Run], node: str) -> None:
     """In the log of a runner that leaves."""
-    if ended := sum(run.phase is Phase.ENDED for run in runs):
+    if ended := sum(run.phase is RunPhase.ENDED for run in runs):
         jobs = f"{ended} job{'s' * (ended > 1)}"
         log.warning("no daemon has taken how %s ended: the next runner of node %s and this home tells it", jobs, node)

@@ -60,7 +60,7 @@ from .health import Health
 from .launch import CannotStart, field_of_memory, handed_on, prepare
 from .link import Outbox, Poller, greet
 from .report_tail import Acked
-from .runs import Phase, Run, survivors_of
+from .runs import Run, RunPhase, survivors_of
 from .sent_logs import LogSender, is_owed
 from .telemetry import Telemetry, Worker
 
@@ -154,7 +154,7 @@ class Agent:
             logs.start()
             poller.start()
             try:
-                self._serve(welcome, outbox, poller, logs)
+                self._serve(welcome, outbox, poller)
             except Stale as error:
                 raise Stale(f"this runner leaves, its jobs go on: another one has taken node {self.options.node!r} ({error})") from None
             finally:
@@ -203,7 +203,7 @@ class Agent:
             self.reconcile()
         return not (self.leaving or (self.handed_back and not self.runs) or self._back.waits_in_vain(self.runs.values()))
 
-    def _serve(self, welcome: Welcome, outbox: Outbox, poller: Poller, logs: LogSender) -> None:
+    def _serve(self, welcome: Welcome, outbox: Outbox, poller: Poller) -> None:
         announced = False
         while not self.leaving:
             answer = poller.take()
@@ -219,13 +219,13 @@ class Agent:
             told = outbox.flush(self.runs.values())
             self._forget_closed()
             ends = self.handed_back or (self.shutdown == "stop" and not self.desired)
-            if ends and told and not self.runs and self._all_sent(outbox, logs):
+            if ends and told and not self.runs and self._all_sent(outbox):
                 return
             if self._back.waits_in_vain(self.runs.values(), max(outbox.taken_at, self._handover.taken_at if self._handover else 0.0)):
                 return
             self._sleep(outbox)
 
-    def _all_sent(self, outbox: Outbox, logs: LogSender) -> bool:
+    def _all_sent(self, outbox: Outbox) -> bool:
         """Whether the daemon wants no more checkpoints of a node that is handed back. It knows already that nothing runs here."""
         try:
             answer = outbox.ask()
@@ -233,13 +233,11 @@ class Agent:
             log.warning("%s; what lies here stays here", error, extra={"action": "unreachable"})
             return True
         self._want(answer)
-        for request in answer.logs:
-            logs.want(request)
         return not answer.send
 
     def _say_goodbye(self, outbox: Outbox) -> None:
         """Send the last report, with ``left`` only if nothing runs: the daemon must not give up live workers."""
-        live = [run for run in self.runs.values() if run.phase is not Phase.ENDED]
+        live = [run for run in self.runs.values() if run.phase is not RunPhase.ENDED]
         if self._logs is not None:
             self._logs.finish(_LAST_LOGS)
         try:
@@ -271,7 +269,7 @@ class Agent:
             leases=sorted(self.runs),
             place=self.place,
             fetch_at_most=0,
-            fence_after=0.0 if all(run.fences or run.phase in (Phase.WAITING, Phase.ENDED) for run in self.runs.values()) else None,
+            fence_after=0.0 if all(run.fences or run.phase in (RunPhase.WAITING, RunPhase.ENDED) for run in self.runs.values()) else None,
             leaves_in=None if self.options.until is None else max(self.options.until - identity.boot_clock(), 0.0),
             pilot=os.environ.get(ENV_PILOT) or None,
             serves=served(self.options.home),
@@ -293,7 +291,7 @@ class Agent:
             self._closed.append(directory)
         if run is not None:
             self.runs[run.lease] = run
-            if run.phase is Phase.LIVE:
+            if run.phase is RunPhase.LIVE:
                 log.info("lease %d of job %d is adopted", run.lease, directory.job, extra={"action": "adopt"})
 
     # -- what the daemon wants ----------------------------------------------------------------------------------------
@@ -333,11 +331,11 @@ class Agent:
                 if asked is not None and run.forked is None:  # its fork server did not take it up in time
                     self.warm.failed(run.assignment)
                 self._stop_unwanted(run)
-                if run.phase is Phase.LIVE and run.has_reported:
+                if run.phase is RunPhase.LIVE and run.has_reported:
                     self.warm.expect(run.assignment)
         if self.desired is not None:
             for run in self.runs.values():
-                if run.phase is Phase.WAITING and not run.disowned and run.lease in self.desired:
+                if run.phase is RunPhase.WAITING and not run.disowned and run.lease in self.desired:
                     self._try_start(run)
         self._cores.tell(self._running())
         if self.desired is not None:  # before the first answer it is not known which leases share
@@ -347,7 +345,7 @@ class Agent:
 
     def _stop_unwanted(self, run: Run) -> None:
         wanted = self.desired.get(run.lease) if self.desired is not None else None
-        if run.phase is Phase.ENDED:
+        if run.phase is RunPhase.ENDED:
             return
         if self.handed_back and (wanted is None or wanted.stop is None) and not run.disowned:
             run.stop("drain", run.assignment.grace)
@@ -361,7 +359,7 @@ class Agent:
             self._start(run)
         except Exception as error:  # a bug of ours, not of the job: it must neither stop the agent nor keep the GPUs
             log.exception("lease %d cannot be started", run.lease)
-            if run.phase is Phase.WAITING:
+            if run.phase is RunPhase.WAITING:
                 run.fail("start-failed", f"the runner cannot start it: {type(error).__name__}: {error}")
 
     def _start(self, run: Run) -> None:
@@ -388,7 +386,7 @@ class Agent:
             cpus = self._cores.tell([*self._running(), run]).get(run.lease)
             self._turns.tell([*self._running(), run])
             if (group := run.assignment.input) is not None:
-                here = [other for other in self.runs.values() if other.phase is not Phase.ENDED and other.stopping is None]
+                here = [other for other in self.runs.values() if other.phase is not RunPhase.ENDED and other.stopping is None]
                 self._inputs.tell(run.dir, group, sum(other.assignment.input == group for other in here))
             launch = prepare(run.dir, run.assignment, cuda, cpus=cpus, address=self.options.address)
             launch |= {"heard": str(self._heard.path), "grace": run.assignment.grace}
@@ -440,7 +438,7 @@ class Agent:
         now = time.monotonic()
         self.handed_back = self.handed_back or self._back.is_due(self._running())
         for run in self.runs.values():
-            if run.phase is Phase.ENDED and not run.settled:
+            if run.phase is RunPhase.ENDED and not run.settled:
                 with run.isolated():
                     self._settle(run, now, outbox)
         if now >= self._check_at:
@@ -476,7 +474,7 @@ class Agent:
         return {gpu for run in self._running() for gpu in run.assignment.gpus}
 
     def _running(self) -> list[Run]:
-        return [run for run in self.runs.values() if run.phase in (Phase.STARTING, Phase.LIVE)]
+        return [run for run in self.runs.values() if run.phase in (RunPhase.STARTING, RunPhase.LIVE)]
 
     def _note(self, gpus: Iterable[str], outbox: Outbox) -> None:
         for gpu in gpus:
@@ -485,7 +483,7 @@ class Agent:
                 log.info("GPU %s is %s: %s", gpu, changed.health, changed.note or "free", extra={"action": "gpu"})
 
     def _sample(self, outbox: Outbox, now: float) -> None:
-        live = [(run, run.identity) for run in self.runs.values() if run.phase is Phase.LIVE and run.identity is not None]
+        live = [(run, run.identity) for run in self.runs.values() if run.phase is RunPhase.LIVE and run.identity is not None]
         workers = [Worker(run.lease, tuple(run.assignment.gpus), identity.pid) for run, identity in live]
         samples, quiet = self._telemetry.sample(workers, identity.steady_time(), now)
         seen = self._turns.look({run.lease: run.assignment.grace for run, _ in live})
@@ -511,10 +509,10 @@ class Agent:
 
     def _forget_closed(self) -> None:
         for run in list(self.runs.values()):
-            if run.disowned and run.phase is Phase.ENDED and run.settled:
+            if run.disowned and run.phase is RunPhase.ENDED and run.settled:
                 run.acked.closed = True
                 run.acked.save()
-            if run.acked.closed and run.phase is Phase.ENDED:
+            if run.acked.closed and run.phase is RunPhase.ENDED:
                 run.close()
                 self.warm.expect(run.assignment, ended=True)
                 if self._logs is not None and not run.disowned:
@@ -523,15 +521,15 @@ class Agent:
 
     def _sleep(self, outbox: Outbox) -> None:
         """Wait for a message, the end of a supervisor, or the next look at files. While nothing runs, no files are read."""
-        ends = [run.descriptor for run in self.runs.values() if run.phase is Phase.LIVE and run.descriptor is not None]
+        ends = [run.descriptor for run in self.runs.values() if run.phase is RunPhase.LIVE and run.descriptor is not None]
         self._wait(self._pause(outbox), *ends, *self.warm.loading())
 
     def _pause(self, outbox: Outbox) -> float:
         now = time.monotonic()
         phases = {run.phase for run in self.runs.values()}
-        if Phase.STARTING in phases:
+        if RunPhase.STARTING in phases:
             return _STARTING
-        if self.handed_back or phases - {Phase.ENDED} or not all(run.settled for run in self.runs.values()):
+        if self.handed_back or phases - {RunPhase.ENDED} or not all(run.settled for run in self.runs.values()):
             return _BUSY
         until = now + min(_IDLE, self._back.due_in())
         if any(gpu.kind == "cuda" for gpu in self.devices.gpus.values()):

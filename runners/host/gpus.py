@@ -21,7 +21,7 @@ _BASELINE = _GIB  #: most memory that the driver alone takes of an idle GPU
 _NEAR = 256 << 20  #: bytes above the baseline at which a GPU still counts as free
 
 
-class Reading(NamedTuple):
+class GpuReading(NamedTuple):
     """Current readings of a GPU; None: it cannot tell."""
 
     utilisation: float | None = None  #: 0 to 1
@@ -36,7 +36,7 @@ class Devices(Protocol):
 
     gpus: dict[str, GpuInfo]  #: by id, as they were found
 
-    def read(self, gpu: str) -> Reading | None:
+    def read(self, gpu: str) -> GpuReading | None:
         """Telemetry; None: the device has none of its own."""
 
     def check(self, gpu: str) -> GpuInfo:
@@ -61,7 +61,7 @@ class CpuSlots:
         slots = [GpuInfo(id=f"{node}/cpu{i}", index=i, kind="cpu", name=name, memory=memory or 0) for i in range(count)]
         self.gpus = {slot.id: slot for slot in slots}
 
-    def read(self, gpu: str) -> Reading | None:
+    def read(self, gpu: str) -> GpuReading | None:
         return None
 
     def check(self, gpu: str) -> GpuInfo:
@@ -156,7 +156,7 @@ class NvmlGpus:
         except (self._nvml.NVMLError_NotSupported, self._nvml.NVMLError_FunctionNotFound, self._nvml.NVMLError_NoPermission):
             return None
 
-    def read(self, gpu: str) -> Reading | None:
+    def read(self, gpu: str) -> GpuReading | None:
         handle = self._handles[gpu]
         try:
             rates = self._ask("nvmlDeviceGetUtilizationRates", handle)
@@ -166,7 +166,7 @@ class NvmlGpus:
             temperature = self._ask("nvmlDeviceGetTemperature", handle, self._nvml.NVML_TEMPERATURE_GPU)
         except self._nvml.NVMLError:
             return None  # the GPU is lost: the next check says so
-        return Reading(
+        return GpuReading(
             utilisation=None if rates is None else rates.gpu / 100,
             memory_used=None if memory is None else memory.used,
             power=None if power is None else power / 1000,

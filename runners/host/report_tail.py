@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from ...engine.protocol import LARGEST, LONGEST_NAME, MOST_VALUES, Record
+from ...engine.protocol import LARGEST_FIGURE, LONGEST_NAME, MOST_VALUES, Record
 from ..lease.rundir import RunDir
 from ..worker.script import is_text
 
@@ -146,5 +146,5 @@ def _refused(name: str, value: Any) -> bool:
     return (
         not 0 < len(name) <= LONGEST_NAME
         or (not name.isascii() and not is_text(name))
-        or (isinstance(value, float) and not abs(value) <= LARGEST)
+        or (isinstance(value, float) and not abs(value) <= LARGEST_FIGURE)
     )

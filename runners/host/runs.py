@@ -31,7 +31,7 @@ _HANG_AFTER = 600.0  #: seconds without a report after which a job hangs, if it 
 _END_LEFTOVERS = 5.0  #: seconds to kill the processes of a dead supervisor
 
 
-class Phase(Enum):
+class RunPhase(Enum):
     WAITING = "waiting"  #: taken up; no supervisor was started yet
     STARTING = "starting"  #: its supervisor has not registered yet
     LIVE = "live"
@@ -43,7 +43,7 @@ class Run:
 
     def __init__(self, directory: RunDir, assignment: Assignment, acked: Acked):
         self.dir, self.assignment, self.acked = directory, assignment, acked
-        self.phase = Phase.WAITING
+        self.phase = RunPhase.WAITING
         self.identity: Process | None = None  #: its supervisor, once registered
         self.exit: dict[str, Any] | None = None  #: contents of exit.json
         self.supervisor: subprocess.Popen[bytes] | Forked | None = None  #: set if this agent started it
@@ -123,7 +123,7 @@ class Run:
 
     def start(self, launch: Launch, forked: Forked | None = None) -> None:
         """Start the supervisor, unless a fork server was asked to. It outlives us: it has its own session and none of our descriptors."""
-        self.phase = Phase.STARTING
+        self.phase = RunPhase.STARTING
         if forked is not None:
             self.supervisor, self._cold = forked, launch
             return
@@ -147,7 +147,7 @@ class Run:
 
     def look(self) -> None:
         """Update phase, identity and exit from the directory."""
-        if self.phase is Phase.ENDED:
+        if self.phase is RunPhase.ENDED:
             return
         self._meet()
         # In this order: a supervisor registers, writes exit.json and dies.
@@ -206,7 +206,7 @@ class Run:
         self.boot_id = str(found["boot_id"])
         self.fences = bool(found.get("fences"))
         self.warm, self.cold_because = found.get("warm"), found.get("cold")
-        self.identity, self.phase, self._cold = met, Phase.LIVE, None
+        self.identity, self.phase, self._cold = met, RunPhase.LIVE, None
         self.descriptor = processes.watch(met)
         if self.boot_id != identity.boot_id():
             self._end(self._last_word() or self._lost("this machine was rebooted"))
@@ -243,7 +243,7 @@ class Run:
 
     def _end(self, content: dict[str, Any]) -> None:
         self.exit = content
-        self.phase = Phase.ENDED
+        self.phase = RunPhase.ENDED
         log.info("lease %d of job %d ended: %s", self.lease, self.dir.job, content["outcome"], extra={"action": "ended"})
 
     def _complaint(self) -> str:
@@ -311,9 +311,9 @@ class Run:
     def stop(self, reason: str, grace: float) -> None:
         """Ask it to leave; a later request may be more urgent than the first, never less."""
         wanted = StopRequest(reason=reason, grace=grace)
-        if self.phase is Phase.ENDED or wanted == self.stopping:
+        if self.phase is RunPhase.ENDED or wanted == self.stopping:
             return
-        if self.phase is Phase.WAITING and self._withhold():
+        if self.phase is RunPhase.WAITING and self._withhold():
             self.fail("stopped", f"{reason} before it was started")
             return
         written = self._write_stop(wanted)

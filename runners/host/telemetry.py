@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ...engine.identity import Stat
 from ...engine.protocol import Sample
 from ..lease import processes
-from .gpus import Devices, Reading
+from .gpus import Devices, GpuReading
 
 _QUIET_GPU = 0.05  #: utilisation below which a GPU idles
 _QUIET_CORES = 0.05  #: cores below which a process tree idles: heartbeat threads run even in a hung one
@@ -65,7 +65,7 @@ class Telemetry:
         return used, sum(processes.memory(found) for found in tree)
 
 
-def is_quiet(gpus: list[Reading], cores: float) -> bool:
+def is_quiet(gpus: list[GpuReading], cores: float) -> bool:
     """Whether a worker without progress looks hung, by utilisation and power.
 
     All its GPUs and its CPU idle (a worker that prepares data is not idle). Or its GPUs claim to be busy at a power at which
@@ -76,12 +76,12 @@ def is_quiet(gpus: list[Reading], cores: float) -> bool:
     return all(gpu.power is not None and bool(gpu.power_limit) and gpu.power < _QUIET_POWER * (gpu.power_limit or 0.0) for gpu in gpus)
 
 
-def _of_slot(cores: float | None, memory: int, slots: int) -> Reading:
+def _of_slot(cores: float | None, memory: int, slots: int) -> GpuReading:
     """A slot is one core: its utilisation is its part of what the tree uses."""
-    return Reading(utilisation=None if cores is None else min(1.0, cores / slots), memory_used=memory // slots)
+    return GpuReading(utilisation=None if cores is None else min(1.0, cores / slots), memory_used=memory // slots)
 
 
-def _sample(ts: float, gpu: str, lease: int | None, reading: Reading) -> Sample:
+def _sample(ts: float, gpu: str, lease: int | None, reading: GpuReading) -> Sample:
     return Sample(
         ts=ts,
         gpu=gpu,

@@ -44,7 +44,7 @@ CPUS, TURN, INPUT, REPLICAS = "cpus.json", "turn.json", "input.json", "replicas.
 TAKES_TURNS = "takes-turns"
 STOP_SEEN, DONE = "stop-seen", "done"
 
-BY_DIGEST = "sha256:"  #: as in the protocol, whose import is slow
+BY_DIGEST = "sha256:"  #: before the digest of a copied tree that the daemon has
 
 _LARGEST = 16 << 20  #: bytes of a JSON file of the directory
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC  #: fails at a pipe without a reader instead of waiting

@@ -49,7 +49,7 @@ def autotuned(
 
     pipeline: a Pipeline, or a DataLoader or Dataset, which `staged` cuts into stages.
     knobs: what the controller may turn, as ``pipeline["udf"].knob`` or names of stages; None: all there are.
-    controller: a name of `tuning.registry`, or a Controller.
+    controller: a name of `tuning.known_controllers`, or a Controller.
     interval: seconds between two steps when nothing changes, the most; the first come after an eighth of it.
     memory: bytes that this process and its workers may use, model included; None: what the machine or its cgroup has. The guard
         keeps below it, whatever the controller wants. Where not even one worker a stage and the smallest buffers fit, they are used

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import ipaddress
 import socket
-import struct
 import urllib.parse
 from typing import TYPE_CHECKING
 
@@ -18,43 +16,19 @@ LOOPBACK = "127.0.0.1"
 _ANYWHERE = "192.0.2.1"  #: of RFC 5737, nobody's: nothing is sent there, the kernel only says by which route it would go
 
 
-class _Ifaddrs(ctypes.Structure):
-    """struct ifaddrs of getifaddrs(3), as far as it is read."""
-
-
-_Ifaddrs._fields_ = [
-    ("next", ctypes.POINTER(_Ifaddrs)),
-    ("name", ctypes.c_char_p),
-    ("flags", ctypes.c_uint),
-    ("address", ctypes.c_void_p),
-]
-
-
 def interfaces() -> list[tuple[str, str]]:
     """Name and address of every interface of this host that is up, IPv4 first."""
-    libc, first = ctypes.CDLL(None, use_errno=True), ctypes.POINTER(_Ifaddrs)()
-    if libc.getifaddrs(ctypes.byref(first)) != 0:
-        return []
-    found, at = [], first
-    while at:
-        one = at.contents
-        if one.flags & 1 and (address := _address(one.address)) is not None:  # IFF_UP
-            found.append((one.name.decode(errors="replace"), address))
-        at = one.next
-    libc.freeifaddrs(first)
+    import psutil  # not where only a URL is looked at, as the command line does
+
+    flags = {name: about.flags.split(",") for name, about in psutil.net_if_stats().items()}  # its `isup` wants a carrier too
+    found = [
+        (name, one.address.partition("%")[0])
+        for name, addresses in psutil.net_if_addrs().items()
+        if "up" in flags.get(name.partition(":")[0], ())  # eth0:1 is another address of eth0
+        for one in addresses
+        if one.family in (socket.AF_INET, socket.AF_INET6)
+    ]
     return sorted(found, key=lambda pair: ":" in pair[1])
-
-
-def _address(where: int | None) -> str | None:
-    """Of a struct sockaddr; None: of another family than IP."""
-    if not where:
-        return None
-    (family,) = struct.unpack("=H", ctypes.string_at(where, 2))
-    if family == socket.AF_INET:
-        return socket.inet_ntop(family, ctypes.string_at(where + 4, 4))
-    if family == socket.AF_INET6:
-        return socket.inet_ntop(family, ctypes.string_at(where + 8, 16))
-    return None
 
 
 def is_loopback(address: str) -> bool:

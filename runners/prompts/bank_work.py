@@ -49,7 +49,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     seed: int = 0
 
 
-class Model(Protocol):
+class BankModel(Protocol):
     """The LLM, as the bank uses it."""
 
     name: str
@@ -82,7 +82,7 @@ class Answers:
         self._file.write(json.dumps(answer).encode() + b"\n")
 
 
-def serve(folder: Path, load: Callable[[str], Model]) -> None:
+def serve(folder: Path, load: Callable[[str], BankModel]) -> None:
     """Do what the request asks with the LLM that ``load`` gives."""
     try:
         request = msgspec.json.decode((folder / "request.json").read_bytes(), type=Request)
@@ -95,7 +95,7 @@ def serve(folder: Path, load: Callable[[str], Model]) -> None:
     answers.tell(done=True)
 
 
-def _features(request: Request, model: Model, answers: Answers) -> None:
+def _features(request: Request, model: BankModel, answers: Answers) -> None:
     known = {text for revision, tokenizer, texts in request.known if (revision, tokenizer) == _which(model) for text in texts}
     known.update(text for answer in answers.before for text in answer.get("texts", ()))
     todo = [text for text in dict.fromkeys(request.texts) if text not in known]
@@ -106,14 +106,14 @@ def _features(request: Request, model: Model, answers: Answers) -> None:
         script.report(step=start + len(texts), total=len(todo))
 
 
-def _tuned(request: Request, model: Model, answers: Answers) -> None:
+def _tuned(request: Request, model: BankModel, answers: Answers) -> None:
     answers.tell(bank=_bank(model), todo=len(request.folders))
     for folder in request.folders:
         features, vectors = model.tuned(Path(folder))
         answers.tell(features=features.tolist(), vectors=vectors.ravel().tolist())
 
 
-def _lookup(request: Request, model: Model, answers: Answers) -> None:
+def _lookup(request: Request, model: BankModel, answers: Answers) -> None:
     began = time.monotonic()
     bank = read_bank(Path(request.home), request.llm, model.name, *_which(model))
     score = model.scorer(request.data, request.samples, request.seed)
@@ -137,16 +137,16 @@ def _lookup(request: Request, model: Model, answers: Answers) -> None:
     )
 
 
-def _which(model: Model) -> tuple[str, str]:
+def _which(model: BankModel) -> tuple[str, str]:
     return model.revision, model.tokenizer
 
 
-def _bank(model: Model) -> dict[str, str]:
+def _bank(model: BankModel) -> dict[str, str]:
     return {"llm": model.name, "revision": model.revision, "tokenizer": model.tokenizer}
 
 
-def main(arguments: Sequence[str], load: Callable[[str], Model]) -> int:
-    """Serve; what is wrong is one line on stderr, and the exit code."""
+def main(arguments: Sequence[str], load: Callable[[str], BankModel]) -> int:
+    """Serve a request. An error is one line on stderr, and the exit code."""
     try:
         serve(Path(arguments[0]), load)
     except StokerError as error:

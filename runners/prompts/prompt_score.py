@@ -16,8 +16,6 @@ from .soft_prompt import of_prompt
 if TYPE_CHECKING:
     from .lookup import Prompt
 
-SAMPLES = 16  #: of 4.4.3.2
-
 
 def score(llm: Llm, prompts: Sequence[Prompt], samples: Sequence[Sample], answers: Sequence[int], length: int) -> list[float]:
     """Mean loss of the LLM on the samples, behind each prompt as a tuning would begin with it. Smaller is better.

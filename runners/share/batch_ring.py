@@ -63,7 +63,7 @@ class Member(NamedTuple):
     bytes: int  #: that were found
 
 
-class Found(NamedTuple):
+class FoundBatch(NamedTuple):
     """A batch, and how it came: `found`, `made`, or made `again`."""
 
     value: Any
@@ -146,7 +146,7 @@ class BatchRing:
 
     # ---- batches ----
 
-    def get(self, number: int, make: Callable[[], Any]) -> Found:
+    def get(self, number: int, make: Callable[[], Any]) -> FoundBatch:
         """Batch ``number``: found, or made by ``make``. For any thread, each number in one of them."""
         found = self._get(number, make)
         with self._page():
@@ -155,7 +155,7 @@ class BatchRing:
             self._write(now._replace(next=max(now.next, number + 1), **counted))
         return found
 
-    def _get(self, number: int, make: Callable[[], Any]) -> Found:
+    def _get(self, number: int, make: Callable[[], Any]) -> FoundBatch:
         until = time.monotonic() + self._patience
         while True:
             seen = self._slept_on.value
@@ -172,7 +172,7 @@ class BatchRing:
                 return self._make(number, make, claim)
             self._sleep(seen)
 
-    def _make(self, number: int, make: Callable[[], Any], claim: int | None) -> Found:
+    def _make(self, number: int, make: Callable[[], Any], claim: int | None) -> FoundBatch:
         begun = time.monotonic_ns()
         try:
             value = make()
@@ -186,7 +186,7 @@ class BatchRing:
                     self._words[_MADE] += 1
             if claim is not None:
                 self._keep(number, value, claim)
-            return Found(value, how)
+            return FoundBatch(value, how)
         finally:
             if claim is not None:
                 with self._page():
@@ -291,7 +291,7 @@ class BatchRing:
             self._places = memoryview(mmap.mmap(self._file, self._words[_SLOT_BYTES] * self._words[_SLOTS], offset=_HEAD))
         return self._places is not None
 
-    def _read(self, slot: int, number: int) -> Found | None:
+    def _read(self, slot: int, number: int) -> FoundBatch | None:
         """None: it has left the place meanwhile."""
         at = self._at_slot(slot)
         before, size = self._words[at + 2], self._words[at + 1]
@@ -308,7 +308,7 @@ class BatchRing:
         lengths = struct.unpack_from(f"<{count}Q", copy, 16)
         end = 16 + 8 * count + pickled
         buffers = [copy[start : start + length] for start, length in zip(_starts(end, lengths), lengths, strict=True)]
-        return Found(pickle.loads(copy[end - pickled : end], buffers=buffers), "found", size)
+        return FoundBatch(pickle.loads(copy[end - pickled : end], buffers=buffers), "found", size)
 
     # ---- the page, and its locks ----
 

@@ -21,7 +21,7 @@ from .told_turns import ToldTurns
 from .turn import Turn
 
 LOOK, WAITS = 0.001, 0.005  #: seconds between looks of who has the turn, and of who waits for it, whom each costs some CPU
-SELDOM = 0.05  #: seconds between looks at what the agent says
+LOOK_INTERVAL = 0.05  #: seconds between looks at what the agent says
 SHORTEST, LONGEST = 0.02, 2.0  #: seconds for which it computes before an equal has its turn
 
 
@@ -50,7 +50,7 @@ class CommandTurns(threading.Thread):
                 self._told.follow()
                 if self._told.turn is None:
                     self._go_on()
-                    self._ends.wait(SELDOM)
+                    self._ends.wait(LOOK_INTERVAL)
                 else:
                     self._in_turn(self._told.turn)
         except Exception as error:  # it computes without turns rather than never
@@ -82,7 +82,7 @@ class CommandTurns(threading.Thread):
         """Whether it takes this turn no longer, looked at after a moment."""
         over = self._ends.wait(pause)
         if time.monotonic() >= self._follow_at:
-            self._follow_at = time.monotonic() + SELDOM
+            self._follow_at = time.monotonic() + LOOK_INTERVAL
             self._told.follow()
             if self._told.turn is not turn:  # and is closed
                 return True

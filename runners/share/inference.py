@@ -38,8 +38,8 @@ from .yielding import Yielding
 
 log = logging.getLogger(__name__)
 
-LOOK = 0.1  #: seconds between looks at the request to stop
-SIGN = 20.0  #: seconds between signs of life while nobody asks: who gives none hangs, after 10 minutes unless the job says `hang_after`
+STOP_INTERVAL = 0.1  #: seconds between looks at the request to stop
+SIGN_OF_LIFE_INTERVAL = 20.0  #: seconds, while nobody asks: a server that gives none hangs, after 10 minutes or the job's `hang_after`
 FIRST, NEXT = 1.0, 10.0  #: seconds until the requests of a minute are told for the first time, and again
 LAST_WORDS = 1.0  #: seconds for which clients may take their answers when it leaves
 MOST_LOGGED = 20  #: tracebacks of requests that failed
@@ -82,7 +82,7 @@ class _Minute:
         return {"minute": float(self.number), **found, **counts}
 
 
-class Server:
+class ModelServer:
     """The model of a task, at a socket in ``run_dir``.
 
     ``weights``: a file, or a directory of checkpoints; None: as the task builds it. ``hang``: seconds without a sign of life after which
@@ -105,7 +105,7 @@ class Server:
         if frees:
             tell_kept(self.device)
             self.sharing.free_by(partial(free, self.device))
-        self.sign = min(SIGN, hang / 4) if hang is not None else SIGN
+        self.sign = min(SIGN_OF_LIFE_INTERVAL, hang / 4) if hang is not None else SIGN_OF_LIFE_INTERVAL
         self.answered = 0
         self._lock = threading.Condition()
         self._ready: deque[_Waiting] = deque()  #: prepared
@@ -205,11 +205,11 @@ class Server:
         """Requests to compute at once; none: nobody has asked for a while. Those of clients that have left are dropped."""
         with self._lock:
             if not self._ready:
-                self._lock.wait(LOOK)
+                self._lock.wait(STOP_INTERVAL)
             if self.serve.delay and self._ready:
                 until = self._ready[0].message.came + self.serve.delay
                 while len(self._ready) < self.serve.batch and (left := until - time.monotonic()) > 0 and not script.should_stop():
-                    self._lock.wait(min(left, LOOK))
+                    self._lock.wait(min(left, STOP_INTERVAL))
             batch: list[_Waiting] = []
             while self._ready and len(batch) < self.serve.batch:
                 one = self._ready.popleft()

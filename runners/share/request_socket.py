@@ -7,7 +7,6 @@ a Unix socket has 107 bytes at most, which a deep home has used up.
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import select
 import socket
@@ -18,8 +17,6 @@ from pathlib import Path
 
 from ...engine.errors import StokerError
 from ...engine.protocol import LONGEST_REQUEST, SERVER_SOCKET
-
-log = logging.getLogger(__name__)
 
 MOST_CLIENTS = 256  #: at once
 _UNREAD = 1 << 20  #: bytes of answers that a client has not taken, beyond which nothing more is read from it

@@ -27,7 +27,7 @@ from .micro_batch import MicroBatch
 from .model_units import Finder, ParameterChanged, Seen, Units
 from .module_state import differing, equal, held_by, untouched
 from .swap_executor import leads_back
-from .unit_call import Call, ComputesOtherwise, Leaked, NoUnit
+from .unit_call import ComputesOtherwise, Leaked, NoUnit, UnitCall
 
 log = logging.getLogger(__name__)
 
@@ -166,7 +166,7 @@ def _gradients(model: nn.Module) -> dict[str, _Sketch]:
 # ---- the same through units ----
 
 
-class _Checked(Call):
+class _Checked(UnitCall):
     """A call that must make the same tensors when it is computed again."""
 
     def _joined(self, made: list[torch.Tensor]) -> Sequence[torch.Tensor]:

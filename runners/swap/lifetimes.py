@@ -102,11 +102,11 @@ def _next_number() -> int:
 
 
 def _gradients(root: Any, numbers: Iterable[tuple[int, int]], last: int, device: Device) -> tuple[Crossing, ...]:
-    """Of each gradient the place at which it is used and the last one from which it comes, in the order of the backward pass."""
+    """The place at which each gradient is used, and the last one from which it comes, in the order of the backward pass."""
     starts = sorted(numbers)
 
     def turn(node: Any) -> int:
-        """The place with which autograd goes through a node. What was computed after a call goes back with the next call."""
+        """The place with which autograd goes through a node. Operations after a call go back with the next call."""
         number = node._sequence_nr()
         place = max((place for first, place in starts if first <= number), default=-1)
         return min(place + 1, last)

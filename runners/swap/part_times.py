@@ -25,7 +25,7 @@ from .lifetimes import crossings
 from .micro_batch import MicroBatch
 from .model_units import Units
 from .module_state import untouched
-from .partition import MOST_CUTS, Crossing, Measured, Piece, Weight, cost_of, thinned
+from .partition import MOST_CUTS, Crossing, MeasuredChain, Piece, Weight, cost_of, thinned
 from .swap_executor import SwapExecutor
 
 ROUNDS = 10  #: as in 004 ch. 3.3.2
@@ -38,7 +38,9 @@ _COARSE_PIECES = 8  #: pieces of a part in the second measurement
 Begin = Callable[[Device], MicroBatch]  #: a new micro-batch, whose inputs are on the device
 
 
-def measure(units: Units, begin: Begin, device: Device, told: Callable[[str], None] = lambda line: None, rounds: int = ROUNDS) -> Measured:
+def measure(
+    units: Units, begin: Begin, device: Device, told: Callable[[str], None] = lambda line: None, rounds: int = ROUNDS
+) -> MeasuredChain:
     """Profile the model in pieces. ``told`` is told of the progress; ``rounds``: at most, after one to warm up."""
     with untouched(units.model), device.lifted() as roomy:
         shape = Shape(units, begin, roomy)
@@ -46,7 +48,7 @@ def measure(units: Units, begin: Begin, device: Device, told: Callable[[str], No
         fine = _profiled(units, shape.cuts, begin, roomy, rounds, told)
         told(f"measured {len(shape.cuts) + 1} pieces in {fine.rounds} rounds")
         numbers = {id(master): number for number, master in enumerate(units.masters.values())}
-        measured = Measured(
+        measured = MeasuredChain(
             pieces=tuple(_piece(fine, k, numbers, shape) for k in range(len(fine.parts))),
             values=shape.values, gradients=shape.gradients, inputs=fine.inputs + fine.loss, bottom=fine.bottom,
             there=_stays(units, device) + roomy.memory()[0],
@@ -67,7 +69,7 @@ def _stays(units: Units, device: Device) -> int:
     return size_of(list(held.values()), device.rounded) + size_of(trained, device.rounded)
 
 
-def _coarse(measured: Measured, device: Device) -> list[int] | None:
+def _coarse(measured: MeasuredChain, device: Device) -> list[int] | None:
     """Cuts between pieces for the second measurement. Its parts keep to the cap, so that it takes no more memory than the training will."""
     room = device.cap - (device.memory()[0] if device.emulated else 0)
     size = min(_COARSE_PIECES, len(measured.pieces))
@@ -265,7 +267,7 @@ def _piece(fine: Profiler, k: int, numbers: dict[int, int], shape: Shape) -> Pie
     )  # fmt: skip
 
 
-def _of_pieces(measured: Measured, part_forward: float, part_backward: float, bottom: int) -> Measured:
+def _of_pieces(measured: MeasuredChain, part_forward: float, part_backward: float, bottom: int) -> MeasuredChain:
     """Take the overhead of a part out of its pieces. Nothing goes back through the pieces before ``bottom``."""
     pieces = []
     for k, piece in enumerate(measured.pieces):

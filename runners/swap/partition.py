@@ -6,9 +6,9 @@ values that every micro-batch keeps at each cut. Time and memory of a part depen
 so far. So a state is the last two cuts, with its labels (seconds, bytes kept); a label goes where another one is as good in both. A cut
 that stands twice is a *pause*, a part without pieces: nothing loads beside the part before it, and nothing leaves beside the part after it.
 
-The printed objective, the sum of all computing times, is the same for every partition. Minimised is the time of a step: the time that it
-waits for copies, and the time of what it computes twice (all parts but the last, which goes forward and back in one). Of equal partitions
-the one with the smallest cuts is taken.
+The printed objective, the sum of all computing times, is the same for every partition. So a step's time is minimised: the seconds that it
+waits for copies, and those of computing again (all parts but the last, which goes forward and back in one). Of equal partitions, the one
+with the smallest cuts is taken.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Crossing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredChain:
     """A chain as it was profiled on a device."""
 
     pieces: tuple[Piece, ...]
@@ -105,7 +105,7 @@ class Part:
         return kept + self.made if self.trains else self.crossing
 
     def back(self, accumulate: int) -> tuple[float, float]:
-        """Seconds that a step goes back through it until the gradients of the part behind it must be gone, and after that."""
+        """Seconds of the way back through it, of a whole step: until the gradients of the part behind it must be gone, and from then on."""
         first = (self.head or 0.0) if accumulate == 1 else room_after(accumulate) * self.backward
         return first, accumulate * self.backward - first
 
@@ -117,7 +117,7 @@ class Part:
 class Parts:
     """All parts of a measured chain, each made when first asked for; ``cuts``: positions between pieces, with both ends."""
 
-    def __init__(self, measured: Measured) -> None:
+    def __init__(self, measured: MeasuredChain) -> None:
         self.measured = measured
         self.count = len(measured.pieces)
         self._made: dict[tuple[int, int], Part] = {}
@@ -224,7 +224,7 @@ class Parts:
         return always + max(again, first), always + max(again, first, later)
 
 
-# ---- what a partition costs ----
+# ---- the cost of a partition ----
 
 
 def room_after(accumulate: int) -> int:
@@ -283,7 +283,7 @@ def needed(before: Part | None, part: Part, kept: int, accumulate: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a partition costs."""
+    """The cost of a partition."""
 
     computing: float  #: seconds of a step, computing again included: the step's time if all copies were hidden
     exposed: float  #: seconds of a step that only wait for copies
@@ -300,8 +300,8 @@ class Cost:
         return self.seconds / self.computing if self.computing else 1.0
 
 
-def cost_of(measured: Measured, cuts: Sequence[int], accumulate: int) -> Cost:
-    """Of the partition with these cuts between pieces."""
+def cost_of(measured: MeasuredChain, cuts: Sequence[int], accumulate: int) -> Cost:
+    """The cost of the partition with these cuts between pieces."""
     parts = Parts(measured)
     before: Part | None = None
     computes, waits, kept, peak = 0.0, 0.0, measured.inputs, 0
@@ -336,7 +336,7 @@ class _Label:
         return found[::-1]
 
 
-def best_cuts(measured: Measured, cap: int, accumulate: int, least: int = 1) -> list[int] | None:
+def best_cuts(measured: MeasuredChain, cap: int, accumulate: int, least: int = 1) -> list[int] | None:
     """Cuts between pieces with the shortest step, of equal ones those that the fewest bytes cross. None: nothing fits into ``cap``.
 
     ``least``: the fewest parts, 1 or 2.
@@ -355,7 +355,7 @@ def best_cuts(measured: Measured, cap: int, accumulate: int, least: int = 1) -> 
     return found.cuts() if found is not None else None
 
 
-def smallest_cap(measured: Measured, accumulate: int) -> int:
+def smallest_cap(measured: MeasuredChain, accumulate: int) -> int:
     """The least bytes into which some partition fits."""
 
     def step(before: _Label | None, part: Part) -> float:
@@ -367,7 +367,7 @@ def smallest_cap(measured: Measured, accumulate: int) -> int:
     return int(found.cost) + measured.there
 
 
-def _search(measured: Measured, step: Callable[[_Label | None, Part], float | None]) -> _Label | None:
+def _search(measured: MeasuredChain, step: Callable[[_Label | None, Part], float | None]) -> _Label | None:
     """The cheapest way to the end; ``step``: the cost of a way with one more part, None where it is not allowed."""
     parts = Parts(measured)
     cuts = allowed_cuts(measured)
@@ -396,7 +396,7 @@ def _front(labels: Iterable[_Label]) -> Iterator[_Label]:
             yield label
 
 
-def allowed_cuts(measured: Measured, most: int = MOST_CUTS) -> list[int]:
+def allowed_cuts(measured: MeasuredChain, most: int = MOST_CUTS) -> list[int]:
     """All cuts; where there are more than ``most``, those that `thinned` leaves."""
     pieces = measured.pieces
     loads, computed = sum(p.load for p in pieces) or 1.0, sum(p.forward + p.backward for p in pieces) or 1.0
@@ -432,7 +432,7 @@ def thinned(sizes: Sequence[float], most: int, crossing: Sequence[float] | None 
     return sorted(after)
 
 
-def choose_accumulate(measured: Measured, cap: int) -> int | None:
+def choose_accumulate(measured: MeasuredChain, cap: int) -> int | None:
     """The fewest micro-batches with a step of at most `GOOD_RATIO` of its computing time, else those that come nearest. None: none fit."""
     best: tuple[float, int] | None = None
     for accumulate in ACCUMULATE:
@@ -447,6 +447,6 @@ def choose_accumulate(measured: Measured, cap: int) -> int | None:
     return best[1] if best is not None else None
 
 
-def most_accumulate(measured: Measured, cap: int) -> int | None:
+def most_accumulate(measured: MeasuredChain, cap: int) -> int | None:
     """The most of `ACCUMULATE` that fit into ``cap``; None: none."""
     return max((count for count in ACCUMULATE if smallest_cap(measured, count) <= cap), default=None)

@@ -24,7 +24,7 @@ from ..train.task import Task
 from .interception import Interception
 from .model_units import Finder
 from .part_times import measure
-from .partition import Measured
+from .partition import MeasuredChain
 from .swap_executor import Varies
 from .swap_plan import plan_step
 from .task_batches import begun, compared_task
@@ -47,7 +47,7 @@ def run(spec: JobSpec, task: Task, cap: int, accumulate: int | None, device: tor
     _say(MARK + json.dumps(answer | plan.as_dict()))
 
 
-def measured_task(task: Task, device: Device) -> Measured:
+def measured_task(task: Task, device: Device) -> MeasuredChain:
     """Profile the task's model with its first batch."""
     task.check(1)
     task.model.train()
@@ -65,7 +65,7 @@ def measured_task(task: Task, device: Device) -> Measured:
 
 
 def first_batch(task: Task) -> Any:
-    """As the training would make it."""
+    """The first batch that the training would make."""
     order = Order(len(task.train), task.batch_size, task.seed)
     source = SampleSource(task.train, task.augment, task.collate, task.seed, order)
     samples = [source.augmented(place, 0, source.decode(place, order.index(place))) for place in range(task.batch_size)]

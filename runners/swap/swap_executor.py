@@ -3,9 +3,10 @@
 A step goes forward through the parts, then back; a part's activations are computed again on the way back. The last part stays in between,
 and computes forward and backward in one. Gradients leave on a stream of their own while the next part computes the first half of its
 micro-batches, or a single one goes back through half of its calls. When their memory is free (back-pressure), the part after that is
-loaded, while the second half is computed. On the host
-each gradient is a sum over the micro-batches in their order, so it is that of the plain loop to the bit. A weight with several names (tied)
-has one such sum for each name, and these are added from the last name to the first.
+loaded, while the second half is computed.
+
+On the host, each gradient is a sum over the micro-batches in their order, so it equals that of the plain loop to the bit. A weight with
+several names (tied) has one such sum for each name, and these are added from the last name to the first.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from .interception import Unit, here, hooked
 from .micro_batch import MicroBatch
 from .model_units import ParameterChanged, Units
 from .partition import halfway, room_after
-from .unit_call import Call, flattened
+from .unit_call import UnitCall, flattened
 
 log = logging.getLogger(__name__)
 
@@ -302,7 +303,7 @@ class SwapExecutor:
         if stays or not leads_back(unit, args, kwargs):
             return unit.native(*args, **kwargs)
         batch.lowest = part if batch.lowest is None else min(part, batch.lowest)
-        answer = Call(unit, batch, part, batch.place - 1).answer(args, kwargs)
+        answer = UnitCall(unit, batch, part, batch.place - 1).answer(args, kwargs)
         return hooked(unit, args, kwargs, answer) if unit.module._forward_hooks else answer
 
     def _part(self, batch: MicroBatch | _Turn, unit: Unit) -> int:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ...engine.errors import UsageError
-from .partition import Measured, Part, Parts, best_cuts, choose_accumulate, cost_of, most_accumulate, smallest_cap
+from .partition import MeasuredChain, Part, Parts, best_cuts, choose_accumulate, cost_of, most_accumulate, smallest_cap
 
 Stream = Literal["load", "compute", "out"]
 Direction = Literal["forward", "backward", "both"]
@@ -61,7 +61,7 @@ class SwapPlan:
         return asdict(self)
 
 
-def plan_step(measured: Measured, cap: int, accumulate: int | None, least: int = 1) -> SwapPlan:
+def plan_step(measured: MeasuredChain, cap: int, accumulate: int | None, least: int = 1) -> SwapPlan:
     """The best partition for a cap of so many bytes; ``accumulate`` None: it is chosen. UsageError: nothing fits, and which cap would."""
     if least > 1 and len(measured.pieces) == 1:
         raise UsageError(
@@ -73,7 +73,7 @@ def plan_step(measured: Measured, cap: int, accumulate: int | None, least: int =
     return planned(measured, cap, count, cuts)
 
 
-def planned(measured: Measured, cap: int, accumulate: int, cuts: Sequence[int]) -> SwapPlan:
+def planned(measured: MeasuredChain, cap: int, accumulate: int, cuts: Sequence[int]) -> SwapPlan:
     """The plan of a given partition, ``cuts`` between pieces."""
     parts = Parts(measured)
     chosen = [parts(start, stop) for start, stop in itertools.pairwise([0, *cuts, parts.count])]
@@ -139,7 +139,7 @@ def schedule(parts: Sequence[Part], accumulate: int) -> list[Busy]:
     return line
 
 
-def _shown(measured: Measured, part: Part) -> PlannedPart:
+def _shown(measured: MeasuredChain, part: Part) -> PlannedPart:
     pieces = measured.pieces[part.start : part.stop]
     start, stop = (pieces[0].start, pieces[-1].stop) if pieces else (measured.pieces[part.start].start,) * 2
     return PlannedPart(
@@ -149,7 +149,7 @@ def _shown(measured: Measured, part: Part) -> PlannedPart:
     )  # fmt: skip
 
 
-def _nothing_fits(measured: Measured, cap: int, accumulate: int) -> str:
+def _nothing_fits(measured: MeasuredChain, cap: int, accumulate: int) -> str:
     least = smallest_cap(measured, accumulate)
     line = f"memory.cap: no partition of the model fits into {_size(cap)} with accumulate: {accumulate}"
     line += f"; the smallest cap that would is {_size(least)}"
@@ -162,5 +162,5 @@ def _nothing_fits(measured: Measured, cap: int, accumulate: int) -> str:
 
 
 def _size(count: int) -> str:
-    """As a job's file takes it, and not less."""
+    """The size as a job's file takes it, rounded up."""
     return f"{-(-count // 1024)}KiB"

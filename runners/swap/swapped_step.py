@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ...engine.errors import UsageError
 from ...engine.spec.model import Memory
 from ..device.cuda import CudaDevice
-from ..device.device import CapExceeded, Device, Times
+from ..device.device import CapExceeded, Device, StepSeconds
 from ..device.metered import MeteredDevice
 from ..train import rng
 from ..train.step import Arrived, PartialStep, PlainStep, drawn, mean, optimizer_of
@@ -126,8 +126,8 @@ class SwappedStep:
     def _step(
         self, batches: Sequence[Any], starts: Sequence[Any], scales: Sequence[float], arrived: Arrived, end: Callable[[], None],
         last: bool = False,
-    ) -> tuple[list[MicroBatch], Times] | None:  # fmt: skip
-        """None where it does not fit, and nothing has been moved."""
+    ) -> tuple[list[MicroBatch], StepSeconds] | None:  # fmt: skip
+        """One step; None: it does not fit, and no weight has been moved."""
         executor = self._ready(batches, starts, scales[0])
         assert self.units is not None
         moving = [self.units.slots[name] for name in self.units.seen.moving]
@@ -301,7 +301,7 @@ class SwappedStep:
 
     # ---- what is told ----
 
-    def _tell(self, times: Times) -> None:
+    def _tell(self, times: StepSeconds) -> None:
         self.values = {
             "swap_peak": float(self.device.memory()[1]),
             "swap_stall": times.stalled,

@@ -57,7 +57,7 @@ class Leaked(Exception):
 class _Made:
     """An input that another call of the same part has made. It is not kept: it is made again when that call is computed again."""
 
-    call: Call
+    call: UnitCall
     number: int
     version: int  #: torch's count of its changes in place
 
@@ -71,7 +71,7 @@ class _Node(torch.autograd.Function):
     """The call in autograd's graph. Its ``inputs`` are outputs too, so that their later uses come after it in the graph."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, made: Sequence[torch.Tensor], owned: int, root: torch.Tensor, *inputs: torch.Tensor) -> Any:
+    def forward(ctx: Any, call: UnitCall, made: Sequence[torch.Tensor], owned: int, root: torch.Tensor, *inputs: torch.Tensor) -> Any:
         ctx.set_materialize_grads(False)
         ctx.call, ctx.made = call, len(made)
         ctx.mark_dirty(*inputs[:owned])
@@ -109,7 +109,7 @@ class _Again:
         self.entries, self.came, self.made, self.shared, self.visit = entries, came, made, shared, visit
 
 
-class Call:
+class UnitCall:
     """One call of a unit by a micro-batch, at ``place``, in part ``part``."""
 
     def __init__(self, unit: Unit, run: MicroBatch, part: int, place: int) -> None:
@@ -219,7 +219,7 @@ class Call:
 
     def _recomputed(self) -> _Again:
         """Compute the call again, after the calls of the same part that make its inputs."""
-        wanted, order = [self], list[Call]()
+        wanted, order = [self], list[UnitCall]()
         while wanted:
             call = wanted.pop()
             if call.again is None or call.again.visit != self.run.visit:

@@ -22,7 +22,7 @@ from .batch_feeds import Decoded, Direct, DirectReuse, Feed, Judged, PlainFeed, 
 from .batches import Order, Positions
 
 if TYPE_CHECKING:
-    from .piped import Plan
+    from .piped import LoadingPlan
 
 
 log = logging.getLogger(__name__)
@@ -125,12 +125,12 @@ class Loading:
             log.info("%s; the buffer holds %d", problem, part)
 
     @functools.cached_property
-    def _plan(self) -> Plan:
-        from .piped import Plan
+    def _plan(self) -> LoadingPlan:
+        from .piped import LoadingPlan
 
         assert self.pipeline is not None
         each_use = self.reuse is not None and self.reuse.augment == "each-use"
-        return Plan.of(self.source, self.pipeline, self.part, each_use=each_use, shared=self.shared)
+        return LoadingPlan.of(self.source, self.pipeline, self.part, each_use=each_use, shared=self.shared)
 
     def _description(self) -> dict[str, Any]:
         """All that a batch is a function of, as far as it can be told."""

@@ -43,7 +43,7 @@ Numbered = tuple[int, Any]  #: a position and its sample
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LoadingPlan:
     """How the loading of a task is divided into stages."""
 
     source: SampleSource
@@ -69,7 +69,9 @@ class Plan:
         return self.options.processes and self.source.collate is not default_collate
 
     @classmethod
-    def of(cls, source: SampleSource, options: PipelineOptions, part: int, *, each_use: bool, shared: SharedInput | None = None) -> Plan:
+    def of(
+        cls, source: SampleSource, options: PipelineOptions, part: int, *, each_use: bool, shared: SharedInput | None = None
+    ) -> LoadingPlan:
         """The plan for a task, by a look at some of its samples.
 
         Raises UsageError when it cannot be loaded like this.
@@ -104,19 +106,19 @@ class Plan:
 
     def samples(self, positions: Positions, chunk: int) -> Running:
         """Lists of ``chunk`` samples with their positions, from where the stream stands: for a buffer."""
-        return self._run(self._decoding(Places(positions, chunk), augmented=self.augments and not self.each_use, apart=True), chunk)
+        return self._run(self._decoding(PlaceChunks(positions, chunk), augmented=self.augments and not self.each_use, apart=True), chunk)
 
     def batches(self, positions: Positions) -> Running:
         """The rank's parts of batches: collated, or lists of samples with their positions."""
         part = positions.part
         if self.shared is not None:
-            return self._run([self._sharing(self.shared, Places(positions, part))], part)
-        stages = self._decoding(Places(positions, part), augmented=self.augments)
+            return self._run([self._sharing(self.shared, PlaceChunks(positions, part))], part)
+        stages = self._decoding(PlaceChunks(positions, part), augmented=self.augments)
         if self.collates:
             stages.append(Map(Collating(self._collating()), name="batch", workers=self._workers("batch"), along=True))
         return self._run(stages, part)
 
-    def _sharing(self, shared: SharedInput, places: Places) -> Stage:
+    def _sharing(self, shared: SharedInput, places: PlaceChunks) -> Stage:
         """All that the stages do with a batch, in one, as it is done once for all jobs."""
         processes = self.options.processes
         decoding = dataclasses.replace(self._sent() if processes else self._still(), data=self.source.data)
@@ -129,7 +131,7 @@ class Plan:
     def redrawn(self, positions: Positions, chunk: int, draw: Draw, again: Sequence[int]) -> Running:
         """Batches that ``draw`` makes of such lists, as parts or as they were drawn. ``again``: positions whose samples come first."""
         processes, augments = self.options.processes, self.each_use and self.augments
-        stages = self._decoding(Places(positions, chunk, again), augmented=self.augments and not self.each_use, apart=True)
+        stages = self._decoding(PlaceChunks(positions, chunk, again), augmented=self.augments and not self.each_use, apart=True)
         stages.append(draw)
         if augments:
             work = Redrawing(self._sent() if processes else self._still())
@@ -144,7 +146,7 @@ class Plan:
             samples = Augmenting(self.source)(samples)
         return Collating(self.source)(samples)
 
-    def _decoding(self, places: Places, *, augmented: bool, apart: bool = False) -> list[Stage]:
+    def _decoding(self, places: PlaceChunks, *, augmented: bool, apart: bool = False) -> list[Stage]:
         """Lists of decoded samples. ``augmented``: for their first use; ``apart``: for a buffer."""
         workers = self._workers("decode")
         if self.options.processes:  # in one stage: each more costs a way between processes
@@ -237,7 +239,7 @@ def _can_be_sent(collate: Callable[[list[Any]], Any]) -> bool:
 class Piped:
     """Decoded samples of a stream, from the stages; ``augment``: and augmented for their first use."""
 
-    def __init__(self, plan: Plan, positions: Positions, chunk: int, *, augment: bool) -> None:
+    def __init__(self, plan: LoadingPlan, positions: Positions, chunk: int, *, augment: bool) -> None:
         self._plan, self._positions, self._augment = plan, positions, augment
         self._direct = Direct(plan.source, positions, augment=augment)
         self._running = plan.samples(positions, chunk)
@@ -264,7 +266,7 @@ class Piped:
 class PipelineFeed(OnceFeed):
     """Batches from the stages."""
 
-    def __init__(self, plan: Plan, positions: Positions) -> None:
+    def __init__(self, plan: LoadingPlan, positions: Positions) -> None:
         super().__init__(positions)
         self._plan = plan
         self._running = plan.batches(positions)
@@ -287,7 +289,7 @@ class Running:
     """A pipeline that is tuned, and its one pass."""
 
     def __init__(self, pipeline: Pipeline, options: PipelineOptions) -> None:
-        self._tuned = autotuned(pipeline, controller=options.tune, interval=options.interval, memory=options.memory)
+        self._tuned = autotuned(pipeline, controller=options.controller, interval=options.interval, memory=options.memory)
         self._items: Iterator[Any] | None = None
 
     def next(self) -> Any:
@@ -299,7 +301,7 @@ class Running:
         self._tuned.close()
 
 
-class Places:
+class PlaceChunks:
     """What is to be decoded, lazily and without end: lists of ``chunk`` places. ``again``: positions that come before the stream's."""
 
     def __init__(self, positions: Positions, chunk: int, again: Sequence[int] = ()) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from ..worker import script
 from ..worker.ranks import any_rank
 from .batches import Interrupted
-from .speed import ENOUGH, FEW
+from .speed import ENOUGH_STEPS, LEAST_STEPS
 from .trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class Times:
         return min(len(self.alone), len(self.together))
 
     def precise(self) -> bool:
-        return self.steps() >= ENOUGH and max(map(standard_error, (self.alone, self.together))) < _PRECISION
+        return self.steps() >= ENOUGH_STEPS and max(map(standard_error, (self.alone, self.together))) < _PRECISION
 
     def summary(self) -> tuple[float, float, float]:
         return median(self.loading), median(self.alone), median(self.together)
@@ -110,7 +110,7 @@ class Profiling:
                 self.times.extend(measured)
             rounds += 1
         steps = self.times.steps()
-        if steps >= (1 if late else FEW):  # of slow steps a few are all that a lease has room for, and better than none
+        if steps >= (1 if late else LEAST_STEPS):  # of slow steps a few are all that a lease has room for, and better than none
             compute, communication = terms(ranks.gather(self.times.summary()))
             if ranks.first:
                 self._tell(compute, communication, steps)

@@ -17,7 +17,7 @@ from ..loaders.workers.faults import Stopped
 from . import rng
 from .batch_feeds import Decoded, Drawn, Judged, Part, ReuseFeed
 from .batches import Positions
-from .piped import Numbered, Plan
+from .piped import LoadingPlan, Numbered
 
 
 class StagedReuse(ReuseFeed):
@@ -28,7 +28,7 @@ class StagedReuse(ReuseFeed):
 
     def __init__(
         self,
-        plan: Plan,
+        plan: LoadingPlan,
         positions: Positions,
         chunk: int,
         make: Callable[[Decoded, Callable[[int], None]], ReuseBuffer],

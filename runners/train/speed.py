@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
     from ..worker.ranks import Ranks
 
-ENOUGH = 20  #: timed steps of a kind that are enough to tell
-FEW = 5  #: timed steps that are worth telling at all
+ENOUGH_STEPS = 20  #: timed steps of a kind that are enough to tell
+LEAST_STEPS = 5  #: timed steps that are worth telling at all
 _WARM_UP = 3  #: steps of a training that are not timed: allocators, autotuning and first collectives
-_WINDOW = 10.0  #: seconds between two reports of a training, and of at least `ENOUGH` steps
+_WINDOW = 10.0  #: seconds between two reports of a training, and of at least `ENOUGH_STEPS` steps
 
 
 class Watch:
@@ -43,12 +43,12 @@ class Watch:
             return
         self.whole.append(seconds)
         self.apart.append(min(exposed, seconds))
-        if len(self.whole) >= ENOUGH and time.monotonic() - self.since >= _WINDOW:
+        if len(self.whole) >= ENOUGH_STEPS and time.monotonic() - self.since >= _WINDOW:
             self.tell()
 
     def tell(self) -> None:
         """Report what has been timed since the last time, if it is worth it."""
-        if len(self.whole) >= FEW and median(self.whole) > 0:
+        if len(self.whole) >= LEAST_STEPS and median(self.whole) > 0:
             whole, apart = median(self.whole), median(self.apart)
             communication = apart / (self.ranks.size - 1) if self.ranks.size > 1 else None
             # Never nothing: where synchronisation is nearly all of a step, its own median may be above the step's.

@@ -79,7 +79,7 @@ class Forked:
         return 1
 
 
-class Kind(NamedTuple):
+class ServerKind(NamedTuple):
     """What a fork server has loaded besides torch; this decides which jobs it fits."""
 
     recipe: str | None  #: None: it is for entrypoints
@@ -90,7 +90,7 @@ class Kind(NamedTuple):
         return self.backbone or (f"recipe {self.recipe}" if self.recipe else "what entrypoints need")
 
 
-class Server:
+class WarmServer:
     """One fork server. ``code``: the state of the runners' files that it has loaded."""
 
     def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, code: str):
@@ -106,7 +106,7 @@ class Server:
         self.admitted = False  #: the limit of memory was checked for it
 
     @classmethod
-    def start(cls, kind: Kind, env: Mapping[str, str], code: str) -> Server:
+    def start(cls, kind: ServerKind, env: Mapping[str, str], code: str) -> WarmServer:
         ours, theirs = socket.socketpair()
         argv = [sys.executable, "-P", "-m", "stoker.runners.warm.fork_server", *filter(None, kind)]
         try:
@@ -227,11 +227,11 @@ class WarmStarts:
         self.enabled = enabled
         self.limit: float = math.inf  #: bytes that all servers together may take
         self._draining = False
-        self._kept: set[Kind] = set()  #: kinds whose servers stay even without use
-        self._fits: dict[int, Kind] = {}  #: kind of the server that fits each lease
+        self._kept: set[ServerKind] = set()  #: kinds whose servers stay even without use
+        self._fits: dict[int, ServerKind] = {}  #: kind of the server that fits each lease
         self._environment = dict(os.environ if environment is None else environment)
-        self._servers: dict[Kind, Server] = {}
-        self._broken: dict[Kind, tuple[float, str]] = {}  #: kinds that cannot be loaded: since when, and why
+        self._servers: dict[ServerKind, WarmServer] = {}
+        self._broken: dict[ServerKind, tuple[float, str]] = {}  #: kinds that cannot be loaded: since when, and why
         self._stamp = (-math.inf, "")  #: time and result of the last `code_stamp`
 
     def start(self, run: RunDir, assignment: Assignment, launch: Launch) -> tuple[Forked, None] | tuple[None, str]:
@@ -306,7 +306,7 @@ class WarmStarts:
         wanted = set()
         for name in backbones if self.enabled else ():
             recipe = recipes.starting_from(name)
-            kind = Kind(recipe, name)
+            kind = ServerKind(recipe, name)
             if recipe is None and kind not in self._broken:
                 self._give_up(kind, f"no recipe starts from {name}")
             wanted.add(kind)
@@ -318,14 +318,14 @@ class WarmStarts:
         self._kept = wanted
         self.tend()
 
-    def _load(self, kind: Kind) -> None:
+    def _load(self, kind: ServerKind) -> None:
         if kind in self._servers:
             self._drop(kind)
         if kind in self._broken:
             return
         env = self._servers_environment() | {ENV_TAG: "-" * TAG_PLACE}
         try:
-            self._servers[kind] = Server.start(kind, env, self._code())
+            self._servers[kind] = WarmServer.start(kind, env, self._code())
         except OSError as error:
             self._give_up(kind, f"no server can be started: {error}")
         for oldest in self._spare()[:-SERVERS_KEPT]:
@@ -335,7 +335,7 @@ class WarmStarts:
         env = {name: value for name, value in self._environment.items() if not name.startswith("STOKER_") or name in _OURS}
         return env | _THREADS | {"PYTHONUNBUFFERED": env.get("PYTHONUNBUFFERED", "1")}
 
-    def _spare(self) -> list[Kind]:
+    def _spare(self) -> list[ServerKind]:
         """Kinds of servers that are not kept, the least recently used one first."""
         return sorted(self._servers.keys() - self._kept, key=lambda kind: self._servers[kind].used_at)
 
@@ -386,7 +386,7 @@ class WarmStarts:
         """Descriptors that become readable when a loading server answers."""
         return [server.fileno() for server in self._servers.values() if not server.heard]
 
-    def _make_room(self, newest: Kind) -> None:
+    def _make_room(self, newest: ServerKind) -> None:
         """End older servers until all fit into the memory, and finally the newest itself."""
         older = [kind for kind in self._spare() if kind != newest and self._servers[kind].admitted]
         for kind in [*older, newest]:
@@ -398,11 +398,11 @@ class WarmStarts:
                 self._give_up(kind, f"its server takes {need >> 20} MiB, and all may take {int(limit) >> 20} (warm.memory in config.toml)")
             self._drop(kind)
 
-    def _give_up(self, kind: Kind, why: str) -> None:
+    def _give_up(self, kind: ServerKind, why: str) -> None:
         self._broken[kind] = (steady_time(), why)
         log.warning("no warm starts of %s: %s", kind.words, why, extra={"action": "warm"})
 
-    def _drop(self, kind: Kind) -> None:
+    def _drop(self, kind: ServerKind) -> None:
         server = self._servers.pop(kind)
         if server.gone and not server.ready and server.why != _KILLED:
             self._give_up(kind, server.why)
@@ -423,14 +423,14 @@ class WarmStarts:
 _THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
-def _kind(assignment: Assignment) -> Kind:
+def _kind(assignment: Assignment) -> ServerKind:
     """An internal recipe imports nothing of its own."""
     name = str(assignment.spec.get("recipe"))
     recipe = recipes.RECIPES.get(name)
     if recipe is None:
-        return Kind(None, None)
+        return ServerKind(None, None)
     backbone = recipe.backbone(assignment.spec)
-    return Kind(name if backbone is None else recipes.ANY, backbone)
+    return ServerKind(name if backbone is None else recipes.ANY, backbone)
 
 
 def _hidden(directory: Path, modules: Iterable[str]) -> str | None:

@@ -123,13 +123,10 @@ def _train(spec: JobSpec, assignment: Assignment) -> int:
 
 
 def _trained(assignment: Assignment, spec: JobSpec, ranks: Ranks) -> int:
-    """The exit code of a training, or of a profiling run."""
+    """The exit code of a job's part in this lease: of a server, a replica, a training or a profiling run."""
     with _imports():
-        from ..share.input_groups import told
         from ..train import rng
         from ..train.batches import Interrupted
-        from ..train.profiling_run import Profiling
-        from ..train.trainer import Trainer
         from .ranks import any_rank
 
     seed = spec.params.get("seed", 0)
@@ -142,56 +139,60 @@ def _trained(assignment: Assignment, spec: JobSpec, ranks: Ranks) -> int:
         return PREEMPTED_EXIT
     source = assignment.begin_from or spec.weights_file
     begin_from = Path(source) if source else None
+    run_dir = Path(os.environ[ENV_RUN_DIR])
     if spec.kind == SERVES:
-        from ..share.inference import Server
+        from ..share.inference import ModelServer
 
         frees = spec.share is not None and spec.share.replays
-        Server(task, spec.serve or Serve(), begin_from, ranks, Path(os.environ[ENV_RUN_DIR]), spec.hang_after, frees=frees).run()
+        ModelServer(task, spec.serve or Serve(), begin_from, ranks, run_dir, spec.hang_after, frees=frees).run()
         return PREEMPTED_EXIT
     if spec.replicas is not None and not assignment.profile:
         from ..replicas.replica_trainer import ReplicaTrainer, word_in
 
-        where = word_in(Path(os.environ[ENV_RUN_DIR]), assignment)
-        done = ReplicaTrainer(
-            task,
-            spec.stop,
-            script.checkpoint_dir(),
-            ranks,
-            spec.replicas,
-            assignment,
-            where,
-            begin_from,
-            _plain_or_swapped(spec, task, ranks),
-        ).run()
-        if done:
-            script.done()
-        return 0 if done else PREEMPTED_EXIT
-    # Nothing may keep the trainer until the group is left.
+        where, step = word_in(run_dir, assignment), _plain_or_swapped(spec, task, ranks)
+        replica = ReplicaTrainer(
+            task, spec.stop, script.checkpoint_dir(), ranks, spec.replicas, assignment, where, begin_from, step
+        )  # fmt: skip
+        done = replica.run()
+    else:
+        done = _has_trained(task, assignment, spec, ranks, begin_from)
+    if done:
+        script.done()
+    return 0 if done else PREEMPTED_EXIT
+
+
+def _has_trained(task: Task, assignment: Assignment, spec: JobSpec, ranks: Ranks, begin_from: Path | None) -> bool:
+    """Train up to the end, or measure steps; False: asked to stop before. Nothing may keep the trainer until the group is left."""
+    with _imports():
+        from ..train.trainer import Trainer
+
+    checkpoints = script.checkpoint_dir()
     loading: dict[str, Any] = {"reuse": spec.reuse, "pipeline": spec.pipeline}
     if assignment.input is not None and not assignment.profile:
+        from ..share.input_groups import told
+
         loading["group"] = told(Path(os.environ[ENV_RUN_DIR]))
 
     def trainer(checkpoints: Path, **how: Any) -> Trainer:
         return Trainer(task, spec.stop, checkpoints, ranks, work=_work(spec, task, ranks), **loading, **how)
 
     if assignment.profile:
-        done = Profiling(trainer(script.checkpoint_dir(), parts=spec.gpus_min)).run()
-    elif task.leaves is not None and begin_from is None:
+        from ..train.profiling_run import Profiling
+
+        return Profiling(trainer(checkpoints, parts=spec.gpus_min)).run()
+    if task.leaves is not None and begin_from is None:
         from ..finetune.beginning import train
 
         if assignment.joint is not None and not _first_steps_together(assignment.joint, task, spec, ranks):
-            return PREEMPTED_EXIT
-        done = train(task, trainer, assignment.offers, assignment.curve, spec.stop, script.checkpoint_dir(), ranks)
-    else:
-        training = trainer(script.checkpoint_dir(), begin_from=begin_from)
-        done = training.run()
-        if done and task.leaves is not None:
-            from ..finetune.beginning import tell_left
+            return False
+        return train(task, trainer, assignment.offers, assignment.curve, spec.stop, checkpoints, ranks)
+    training = trainer(checkpoints, begin_from=begin_from)
+    done = training.run()
+    if done and task.leaves is not None:
+        from ..finetune.beginning import tell_left
 
-            tell_left(training, begun=True)
-    if done:
-        script.done()
-    return 0 if done else PREEMPTED_EXIT
+        tell_left(training, begun=True)
+    return done
 
 
 def _first_steps_together(partner: Partner, task: Task, spec: JobSpec, ranks: Ranks) -> bool:

@@ -19,10 +19,9 @@ from stoker.policies.autosched.causal_model import (
     changes,
     directed,
     learn_graph,
-    random_configuration,
     workload_features,
 )  # fmt: skip
-from stoker.policies.autosched.search import Figures, search
+from stoker.policies.autosched.search import TrialFigures, search
 from stoker.policies.autosched.search_space import Configuration, space_of
 from stoker.policies.keys import tunable
 
@@ -39,11 +38,11 @@ IN_FORCE = dataclasses.asdict(Keys())
 SPACE = space_of(Keys, IN_FORCE)
 
 
-def truth(config: Configuration, noise: float = 0.0, other: float = 0.0) -> Figures:
+def truth(config: Configuration, noise: float = 0.0, other: float = 0.0) -> TrialFigures:
     """a -> queueing -> jct <- preemptions <- d; b -> fragmentation, which plays no part."""
     queueing = 100.0 * math.exp(-1.0 * config["a"] + noise)
     preemptions = 0.5 + (0.5 if config["d"] == "y" else 0.0) + abs(noise)
-    return Figures(
+    return TrialFigures(
         jct=200.0 + queueing + 40 * preemptions, p99=1.0, slo=0.0, rho=1.0, queueing=queueing, utilisation=0.5 + 0.01 * noise,
         preemptions=preemptions, fragmentation=0.1 + 0.3 * config["b"] + 0.02 * other,
     )  # fmt: skip
@@ -57,7 +56,7 @@ def samples(count: int = 200, seed: int = 0) -> Samples:
     reference = truth(IN_FORCE)
     rows = []
     for _ in range(count):
-        config = random_configuration(SPACE, IN_FORCE, rng)
+        config = SPACE.project(SPACE.drawn(rng), otherwise=IN_FORCE)
         figures = truth(config, *rng.normal(scale=0.05, size=2).tolist())
         rows.append(
             (np.concatenate((Encoder(SPACE).row(config), FEATURES)), changes(figures, reference), math.log(reference.jct / figures.jct))

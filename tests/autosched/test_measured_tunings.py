@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from common import Runner, submission
 from stoker.engine.autosched import pool_requests
-from stoker.engine.autosched.pool_requests import TUNER, Asked
+from stoker.engine.autosched.pool_requests import TUNER, PoolRequest
 from stoker.engine.autosched.pool_tuning import PoolTuning
 from stoker.engine.autosched.stored_tunings import NewTuning, add_tuning
 from stoker.engine.client import Client
@@ -131,7 +131,7 @@ def test_what_a_person_sets_in_this_very_moment_is_not_overwritten(pool: Pool) -
 
 def test_each_search_keeps_its_own_answer(pool: Pool) -> None:
     pool.put(BEFORE)
-    mine = pool.tuning.begin(Asked("default", dry_run=True, trials=2, by="ann"))
+    mine = pool.tuning.begin(PoolRequest("default", dry_run=True, trials=2, by="ann"))
     pool.put(BEFORE, Auto(True, PERIOD))
     done = until(lambda: (found := pool.tuning.answer("default", mine["search"]))["state"] != "searching" and found, 60)
     assert done["outcome"] == "dry-run" and pool.tuning.answer("default") == done

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from common import Runner, submission
-from stoker.engine.autosched.pool_requests import Asked
+from stoker.engine.autosched.pool_requests import PoolRequest
 from stoker.engine.autosched.pool_tuning import PoolTuning
 from stoker.engine.autosched.stored_models import version_of
 from stoker.engine.client import Client
@@ -73,7 +73,7 @@ def tuning(tmp_path: Path, request: pytest.FixtureRequest) -> PoolTuning:
 
 def answered(tuning: PoolTuning, trials: int = 2) -> dict[str, Any]:
     until(lambda: tuning.searches.busy is None, 60)
-    tuning.begin(Asked("default", dry_run=True, trials=trials, period=60.0, by="somebody"))
+    tuning.begin(PoolRequest("default", dry_run=True, trials=trials, period=60.0, by="somebody"))
     answer: dict[str, Any] = until(lambda: (found := tuning.answer("default"))["state"] != "searching" and found, 120)
     assert answer["state"] == "done", answer
     return answer

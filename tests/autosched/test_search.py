@@ -16,10 +16,10 @@ from stoker.policies.autosched.bluefin import BlueFin, chances, moved, reweighte
 from stoker.policies.autosched.objectives import OBJECTIVES
 from stoker.policies.autosched.search import (
     GAMMA,
-    Figures,
-    Found,
+    BestFound,
     NotMeasured,
     Trial,
+    TrialFigures,
     agreement,
     as_cut_off,
     hopeless_keys,
@@ -50,11 +50,11 @@ class Bowl:
 BOWL = dataclasses.asdict(Bowl())
 
 
-def figures(jct: float) -> Figures:
-    return Figures(jct=jct, p99=jct, slo=0.0, rho=1.0, queueing=jct - 1, utilisation=0.5, preemptions=0.0, fragmentation=0.0)
+def figures(jct: float) -> TrialFigures:
+    return TrialFigures(jct=jct, p99=jct, slo=0.0, rho=1.0, queueing=jct - 1, utilisation=0.5, preemptions=0.0, fragmentation=0.0)
 
 
-def bowl(config: Configuration) -> Figures:
+def bowl(config: Configuration) -> TrialFigures:
     """Least at x = 0.8, y = 40, kind b."""
     return figures(10 + 40 * (config["x"] - 0.8) ** 2 + 5 * math.log10(config["y"] / 40) ** 2 + (0 if config["kind"] == "b" else 3))
 
@@ -62,7 +62,7 @@ def bowl(config: Configuration) -> Figures:
 # Thresholds that hold nobody
 
 
-def sinking(config: Configuration) -> Figures:
+def sinking(config: Configuration) -> TrialFigures:
     """Jobs of 10 to 1000 seconds sink through the thresholds in use that are below."""
     thresholds = [config[f"threshold_{n}"] for n in range(1, config["queues"])]
     return figures(100.0 + sum(threshold % 7 for threshold in {one for one in thresholds if 10 <= one < 1000}))
@@ -83,7 +83,7 @@ def test_thresholds_that_hold_nobody_are_left_out_of_what_is_best(
     thresholds: tuple[float, ...], only: tuple[str, ...], left: tuple[float, ...], as_counts: dict[str, int]
 ) -> None:
     best = {**TIRESIAS, "queues": len(thresholds) + 1, **{f"threshold_{n}": value for n, value in enumerate(thresholds, 1)}}
-    found = Found(TIRESIAS, best, 1.5, figures(150.0), sinking(best))
+    found = BestFound(TIRESIAS, best, 1.5, figures(150.0), sinking(best))
     space = space_of(Tiresias.Config, TIRESIAS if not only else best, only=only)
     kept = without_idle(found, space, sinking)
     assert Tiresias.Config(**kept.best).thresholds == left and dict(kept.as_counts) == as_counts
@@ -281,10 +281,10 @@ def test_a_trial_that_was_cut_off_is_learnt_from_at_half_the_reward() -> None:
             super().__init__(1.0)
             self.heard: list[float] = []
 
-        def learn(self, config: Configuration, figures: Figures, reference: Figures) -> None:
+        def learn(self, config: Configuration, figures: TrialFigures, reference: TrialFigures) -> None:
             self.heard.append(reward_of("jct", reference, figures))
 
-    def failing(config: Configuration) -> Figures:
+    def failing(config: Configuration) -> TrialFigures:
         if config["kind"] == "c":
             raise NotMeasured("cut off", as_cut_off(bowl(config), bowl(BOWL)))
         return bowl(config)
@@ -317,14 +317,14 @@ class Told:
 
     expected = predict
 
-    def learn(self, config: Configuration, figures: Figures, reference: Figures) -> None:
+    def learn(self, config: Configuration, figures: TrialFigures, reference: TrialFigures) -> None:
         self.learnt += 1
 
 
 def test_rejected_samples_count_and_are_not_simulated() -> None:
     asked: list[Configuration] = []
 
-    def counted(config: Configuration) -> Figures:
+    def counted(config: Configuration) -> TrialFigures:
         asked.append(config)
         return bowl(config)
 
@@ -404,7 +404,7 @@ def test_one_key_stays_free() -> None:
 
 
 def test_a_trial_that_fails_is_counted_and_named() -> None:
-    def failing(config: Configuration) -> Figures:
+    def failing(config: Configuration) -> TrialFigures:
         if config["kind"] == "c":
             raise NotMeasured("cut off after 2 s")
         return bowl(config)
@@ -422,11 +422,11 @@ def test_time_runs_out_and_that_is_said() -> None:
 # What a search on grouped jobs found, on the jobs themselves
 
 
-def on_groups(**rewards: float) -> Found:
+def on_groups(**rewards: float) -> BestFound:
     """Of a search whose trials had these rewards, by kind; c is in force."""
     trials = [Trial({"kind": "c"}, "simulated", 1.0), *(Trial({"kind": kind}, "simulated", reward) for kind, reward in rewards.items())]
     best = max(trials, key=lambda trial: trial.reward or 0.0)
-    return Found({"kind": "c"}, best.config, best.reward or 1.0, figures(100.0), figures(100.0 / (best.reward or 1.0)), trials)
+    return BestFound({"kind": "c"}, best.config, best.reward or 1.0, figures(100.0), figures(100.0 / (best.reward or 1.0)), trials)
 
 
 def test_the_best_of_grouped_jobs_gives_way_to_what_is_better_for_the_jobs() -> None:
@@ -441,7 +441,7 @@ def test_the_best_of_grouped_jobs_gives_way_to_what_is_better_for_the_jobs() -> 
 
 
 def test_what_serves_groups_alone_leaves_what_is_in_force() -> None:
-    def evaluate(config: Configuration) -> Figures:
+    def evaluate(config: Configuration) -> TrialFigures:
         if config["kind"] == "b":
             raise NotMeasured("cut off")
         return figures(80.0 if config["kind"] == "c" else 82.0)

@@ -9,10 +9,11 @@ import sys
 import time
 from typing import ClassVar
 
+import learnt_before
 import numpy as np
 import pytest
-from stoker.engine.autosched import learning, search_process, tuning_controller
-from stoker.engine.autosched.learning import Past, learnt_from
+from learnt_before import Past, learnt_from
+from stoker.engine.autosched import search_process, tuning_controller
 from stoker.engine.autosched.moment_of_trace import situation_of, stand_at
 from stoker.engine.autosched.search_process import SearchFailed, SearchRequest, SearchResult, find, find_apart
 from stoker.engine.autosched.simulated_tuning import SimulatedTuning
@@ -100,7 +101,7 @@ def test_a_trial_knows_of_durations_what_the_policy_knows() -> None:
 @pytest.mark.slow
 def test_what_comes_after_now_changes_no_decision(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_process, "MIN_TRIAL_CPU_SECONDS", 60.0)  # the one bound that depends on the machine
-    monkeypatch.setattr(learning, "SEARCHES", 5)
+    monkeypatch.setattr(learnt_before, "SEARCHES", 5)
     as_it_was = crowded(jobs=100)
     both = (as_it_was, altered_after(as_it_was, NOW))
     searches = [find(SearchRequest.of(at(workload), {}, trials=5)) for workload in both]

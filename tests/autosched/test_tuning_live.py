@@ -114,7 +114,7 @@ def test_bad_traces_and_wishes_are_one_line(home: Home, tmp_path: Path, more: tu
     (tmp_path / "ten.csv").write_text(TEN)
     said = command(home, "tune", "--trace", str(tmp_path / "ten.csv"), "-n", "1x2", "--trials", "3", *more)
     assert words in said.err and "Traceback" not in said.err
-    assert said.code == (0 if "--learn" in more else said.code) and (said.code != 0 or "causal model    none:" in said.out)
+    assert said.code == 0 or "--learn" not in more
 
 
 @pytest.mark.slow

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from stoker.policies.estimate.goodput import Goodput, StepTime, fit_step_time
+from step_time_fit import fit_step_time
+from stoker.policies.estimate.goodput import Goodput, StepTime
 
 MODEL = StepTime(grad=0.1, grad_per_sample=0.01, local=0.2, local_per_gpu=0.05, node=0.4, node_per_gpu=0.1, overlap=2.0)
 JOB = Goodput(MODEL, initial_batch=20, max_batch=320, local_batch=(5, 80), noise_scale=((0.0, 100.0), (1.0, 300.0)))

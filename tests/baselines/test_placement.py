@@ -28,7 +28,6 @@ def test_smallest_cell_first():
     assert p.find(5) == (1, 4, 5, 6, 7)
     assert p.find(7) == (1, 2, 3, 4, 5, 6, 7)
     assert p.find(8) is None
-    assert p.largest_free() == 7
 
 
 def test_the_fuller_node_is_filled_first():
@@ -110,7 +109,6 @@ def test_memory_rules_gpus_out_and_unknown_memory_does_not():
 def test_an_empty_pool_and_a_gang_of_none():
     p = placement([])
     assert p.find(1) is None
-    assert p.largest_free() == 0
     with pytest.raises(ValueError, match="at least 1"):
         placement([1]).find(0)
 

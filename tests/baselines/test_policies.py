@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from stoker.engine.scheduling.guards import Limits, protect
+from stoker.engine.scheduling.guards import PreemptionLimits, protect
 from stoker.engine.scheduling.plan_check import check
 from stoker.policies import registry
 from stoker.policies.contract import Phase
@@ -179,13 +179,13 @@ def test_priority_blocks_its_own_class_and_leaves_the_rest_to_lower_ones():
 
 def test_protected_jobs_are_spared_and_others_taken():
     running = [Job(1, held=(0,), lease_time=900), Job(2, held=(1,), lease_time=5)]
-    view = protect(make_view([2], [*running, Job(3, priority=1)]), Limits(min_run_time=60))
+    view = protect(make_view([2], [*running, Job(3, priority=1)]), PreemptionLimits(min_run_time=60))
     assert given_gpus(plan("priority", view)) == {2: (1,), 3: (0,)}
 
 
 def test_a_gang_is_not_starved_by_short_jobs_that_are_each_protected():
     # 1-GPU jobs of 50 s come without end; each is protected for as long as it runs, so no two are ever displaceable at once.
-    world = World([2], {1000: Job(1000, remaining=20)}, limits=Limits(min_run_time=60), progress=True)  # out of step
+    world = World([2], {1000: Job(1000, remaining=20)}, limits=PreemptionLimits(min_run_time=60), progress=True)  # out of step
     policy = registry.create("priority", {})
     start = world.now
     for number in range(1, 61):
@@ -202,7 +202,7 @@ def test_gpus_are_kept_only_while_protected_jobs_stand_in_the_way_of_a_gang():
     # 9 may have GPUs 0 and 1 in 20 s, GPUs 2 and 3 in 50 s: only what is free of the first pair is kept for it.
     running = [Job(1, held=(0,), lease_time=40), Job(2, held=(2,), lease_time=10)]
     jobs = [*running, Job(9, gpus=2, priority=5), Job(4), Job(5)]
-    limits = Limits(min_run_time=60)
+    limits = PreemptionLimits(min_run_time=60)
     answer = plan("priority", protect(make_view([2, 2], jobs), limits))
     assert given_gpus(answer) == {1: (0,), 2: (2,), 4: (3,)}
     assert reasons(answer) == {9: "resources", 5: "resources"}
@@ -216,14 +216,14 @@ def test_gpus_are_kept_only_while_protected_jobs_stand_in_the_way_of_a_gang():
 def test_nobody_between_takes_what_drains_to_a_gang():
     # 3 could displace 1, and would then itself be protected from the gang, which needs the GPU of 2 as well.
     jobs = [Job(1, held=(0,), lease_time=90), Job(2, held=(1,), lease_time=30), Job(9, gpus=2, priority=9), Job(3, priority=5)]
-    limits = Limits(min_run_time=60)
+    limits = PreemptionLimits(min_run_time=60)
     assert given_gpus(plan("priority", protect(make_view([2], jobs), limits))) == {1: (0,), 2: (1,)}
 
 
 def test_a_gang_drains_what_may_be_stopped_before_what_never_may():
     # The budget of 1 is spent, so its GPU comes only when it ends; those of 2 and 3 in a minute.
     running = [Job(1, held=(1,), lease_time=900, preemptions=3), Job(2, held=(2,), lease_time=5), Job(3, held=(3,), lease_time=5)]
-    view = protect(make_view([2, 2], [*running, Job(9, gpus=2, priority=5), Job(4)]), Limits(min_run_time=60, max_preemptions=3))
+    view = protect(make_view([2, 2], [*running, Job(9, gpus=2, priority=5), Job(4)]), PreemptionLimits(min_run_time=60, max_preemptions=3))
     assert given_gpus(plan("priority", view)) == {1: (1,), 2: (2,), 3: (3,), 4: (0,)}
 
 
@@ -265,7 +265,7 @@ def test_every_plan_is_valid_complete_deterministic_and_keeps_the_protected(name
     assert given_gpus(answer) == given_gpus(plan(name, view, **config))
     accounts_for_all(answer, view)
     calls_impossible_what_is_too_large(answer, view)
-    guarded = protect(view, Limits(min_run_time=50, max_preemptions=3))
+    guarded = protect(view, PreemptionLimits(min_run_time=50, max_preemptions=3))
     leaves_alone(plan(name, guarded, **config), guarded, also_unprotected=name == "fifo")
 
 

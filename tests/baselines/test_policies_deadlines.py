@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stoker.engine.scheduling.guards import Limits, protect
+from stoker.engine.scheduling.guards import PreemptionLimits, protect
 from stoker.engine.scheduling.plan_check import check
 from stoker.engine.sim.cluster import Cluster
 from stoker.engine.sim.run_options import Options
@@ -21,7 +21,7 @@ from stoker.policies.baselines.threesigma import GOOD_ENOUGH, Program, expected_
 from stoker.policies.contract import Demand, Phase, Profile
 from stoker.policies.estimate.distributions import SAMPLES, Durations, ratios, remaining_samples
 from stoker.policies.estimate.throughput import Throughput
-from stoker.policies.queues.laxity import has_deadline, laxity, next_deadline, ranks, reward
+from stoker.policies.queues.laxity import has_deadline, next_deadline, ranks, reward
 from views import (
     NOW,
     Job,
@@ -74,15 +74,13 @@ def due(after, *more, reward=100.0):
 # What they share
 
 
-def test_next_deadline_laxity_and_reward_by_hand():
+def test_next_deadline_and_reward_by_hand():
     jobs = make_jobs([Job(1, tiers=((100.0, 80.0), (200.0, 50.0), (400.0, 20.0))), Job(2), Job(3, tiers=((300.0, 100.0),))])
     assert next_deadline(jobs, 0.0).tolist() == [100, math.inf, 300]
     assert next_deadline(jobs, 100.0).tolist() == [100, math.inf, 300]
     assert next_deadline(jobs, np.array([101.0, 5.0, 301.0])).tolist() == [200, math.inf, math.inf]
     assert reward(jobs, 150.0).tolist() == [50, 0, 100]
     assert reward(jobs, 401.0).tolist() == [0, 0, 0]
-    # At 50, with 100 s to go: 1 misses the first deadline, and has 50 s to spare for the second.
-    assert laxity(jobs, 50.0, np.array([100.0, 100.0, 250.0])).tolist() == [50, math.inf, 0]
 
 
 def test_best_effort_jobs_have_no_deadline_whatever_tiers_they_bring():
@@ -294,12 +292,12 @@ def test_3sigma_worked_example():
 def test_3sigma_keeps_gpus_for_a_gang_that_is_worth_waiting_for():
     # 1 ends in 500 s. If the best-effort job 3 (2 h) took the free GPU, the pair 2 could not start in time.
     jobs = [Job(1, held=(0,), remaining=500), Job(2, gpus=2, remaining=1000, tiers=due(1700)), Job(3, remaining=7200)]
-    view = protect(make_view([2], jobs), Limits(min_run_time=60))  # 1 has just started: not to be preempted
+    view = protect(make_view([2], jobs), PreemptionLimits(min_run_time=60))  # 1 has just started: not to be preempted
     answer = plan("threesigma", view, spread=0.0)
     assert given_gpus(answer) == {1: (0,)}
     assert reasons(answer) == {2: "planned", 3: "planned"}
     # The shorter job 4 is done by then.
-    assert given_gpus(plan("threesigma", protect(make_view([2], [*jobs, Job(4, remaining=400)]), Limits()), spread=0.0)) == {
+    assert given_gpus(plan("threesigma", protect(make_view([2], [*jobs, Job(4, remaining=400)]), PreemptionLimits()), spread=0.0)) == {
         1: (0,),
         4: (1,),
     }
@@ -448,7 +446,7 @@ def test_every_plan_is_valid_complete_deterministic_and_keeps_the_protected(name
     assert list(answer.order) == list(again.order)
     accounts_for_all(answer, view)
     calls_impossible_what_is_too_large(answer, view)
-    guarded = protect(view, Limits(min_run_time=50, max_preemptions=3))
+    guarded = protect(view, PreemptionLimits(min_run_time=50, max_preemptions=3))
     leaves_alone(plan(name, guarded, **config), guarded, also_unprotected=name in NOT_PREEMPTIVE)
 
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import run, workload
-from stoker.engine.scheduling.guards import Limits, protect
-from stoker.engine.scheduling.plan_check import check, complete
+from stoker.engine.scheduling.guards import PreemptionLimits, protect
+from stoker.engine.scheduling.plan_check import check
 from stoker.engine.sim.cluster import Cluster
 from stoker.engine.sim.run_options import Errors, Options
 from stoker.engine.sim.simulator import simulate
@@ -24,7 +24,7 @@ from stoker.policies.estimate.throughput import Profile, Throughput
 from stoker.policies.queues.elastic import Curve, Pool, pack, water_fill
 from stoker.policies.queues.exchange import exchange
 from stoker.policies.queues.timeline import Timeline, fill, follow
-from views import GIB, NOW, Job, Kept, World, make_view, reasons, views, written_out
+from views import GIB, NOW, Job, Kept, World, complete, make_view, reasons, views, written_out
 from views import given as given_gpus
 
 #: 1, 1.8, 2.4, 2.8, … times as fast on 1, 2, 3, 4, … GPUs: every further GPU helps less.
@@ -514,7 +514,7 @@ def elastic_views(draw):
 @every_policy
 @given(view=elastic_views())
 def test_every_plan_is_valid_complete_and_deterministic(name, config, view):
-    for seen in (view, protect(view, Limits(min_run_time=50, max_preemptions=3))):
+    for seen in (view, protect(view, PreemptionLimits(min_run_time=50, max_preemptions=3))):
         answer = registry.create(name, config).plan(seen)
         given = given_gpus(written_out(check(answer, seen), seen))
         assert answer.allocations == registry.create(name, config).plan(seen).allocations
@@ -562,7 +562,7 @@ def test_a_fixed_set_of_jobs_comes_to_rest(name, config):
     for number in range(1, 15):
         gpus = int(rng.choice([1, 1, 2, 4]))
         jobs[number] = Job(number, gpus=gpus, gpus_max=4 * gpus, remaining=float(rng.integers(500, 9000)), submitted=NOW - 1000 - number)
-    world = World([4, 4, 3], jobs, limits=Limits(min_run_time=0.0), seconds=600.0)
+    world = World([4, 4, 3], jobs, limits=PreemptionLimits(min_run_time=0.0), seconds=600.0)
     policy = registry.create(name, config)
     view = world.view
     world.view = lambda: dataclasses.replace(  # type: ignore[method-assign]
@@ -594,7 +594,7 @@ def test_a_running_job_may_hold_gpus_of_which_nobody_knows_whether_they_suit_it(
     """It needs 48 GB on each of its GPUs, of whose memory nothing is known, and may not be resized yet."""
     view = make_view((4,), [Job(1, gpus=4, gpus_max=8, held=(0, 1, 2, 3), memory=48e9), Job(2)])
     profiled = dataclasses.replace(view.jobs, profile=np.array([0, 0]))
-    view = protect(dataclasses.replace(view, profiles=PROFILES, jobs=profiled), Limits(min_run_time=50))
+    view = protect(dataclasses.replace(view, profiles=PROFILES, jobs=profiled), PreemptionLimits(min_run_time=50))
     memory = np.array([0.0, 0.0, 0.0, 24e9])
     view = dataclasses.replace(view, gpus=dataclasses.replace(view.gpus, memory=memory))
     assert registry.create(policy, {}).plan(view) is not None

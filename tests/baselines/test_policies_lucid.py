@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stoker.engine.scheduling.guards import Limits, protect
+from stoker.engine.scheduling.guards import PreemptionLimits, protect
 from stoker.engine.scheduling.plan_check import check
 from stoker.engine.sim.cluster import Cluster
 from stoker.engine.sim.run_options import Options
@@ -243,7 +243,7 @@ def test_every_plan_is_valid_complete_deterministic_and_keeps_the_protected(conf
     assert (given_gpus(answer), answer.groups, list(answer.order)) == (given_gpus(again), again.groups, list(again.order))
     accounts_for_all(answer, view)
     calls_impossible_what_is_too_large(answer, view)
-    guarded = protect(view, Limits())
+    guarded = protect(view, PreemptionLimits())
     leaves_alone(plan(guarded, **config), guarded, also_unprotected=True)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stoker.engine.scheduling.guards import Limits, protect
+from stoker.engine.scheduling.guards import PreemptionLimits, protect
 from stoker.engine.scheduling.plan_check import check
 from stoker.engine.sim.cluster import Cluster
 from stoker.engine.sim.run_options import Options
@@ -288,7 +288,7 @@ def test_every_plan_is_valid_complete_deterministic_and_keeps_the_protected(name
     assert given_gpus(answer) == given_gpus(plan(name, view, **config))
     accounts_for_all(answer, view)
     assert answer.wake_at is None or view.now < answer.wake_at < math.inf
-    guarded = protect(view, Limits(min_run_time=50, max_preemptions=3))
+    guarded = protect(view, PreemptionLimits(min_run_time=50, max_preemptions=3))
     leaves_alone(plan(name, guarded, **config), guarded)
 
 

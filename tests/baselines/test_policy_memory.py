@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import Row, run, workload
-from stoker.engine.scheduling.guards import Limits
+from stoker.engine.scheduling.guards import PreemptionLimits
 from stoker.engine.scheduling.plan_check import LARGEST_MEMORY, PlanError, check
 from stoker.engine.sim.run_options import Costs
 from stoker.policies import registry
@@ -64,7 +64,7 @@ def test_a_policy_that_is_made_anew_for_each_decision_decides_the_same(name: str
         demand=[Demand.STRICT if one else Demand.BEST_EFFORT for one in asks],
         tiers=[[(row[0] + after, 100.0)] if one else [] for row, after, one in zip(rows, due, asks, strict=False)],
     )
-    options: dict[str, Any] = {"costs": Costs(suspend=2.0, resume=3.0), "limits": Limits(min_run_time=20.0)} if guarded else {}
+    options: dict[str, Any] = {"costs": Costs(suspend=2.0, resume=3.0), "limits": PreemptionLimits(min_run_time=20.0)} if guarded else {}
     kept, made_anew = (run(jobs, policy, "2x4", **options).fates for policy in policies(name))
     for field in dataclasses.fields(kept):
         np.testing.assert_array_equal(getattr(kept, field.name), getattr(made_anew, field.name), err_msg=field.name)

@@ -19,7 +19,7 @@ from expected import peer_workload
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import Row, run, workload
-from stoker.engine.scheduling.guards import Limits, protect
+from stoker.engine.scheduling.guards import PreemptionLimits, protect
 from stoker.engine.scheduling.plan_check import LARGEST_MEMORY, check
 from stoker.engine.sim.workload import Workload
 from stoker.policies import registry
@@ -202,7 +202,9 @@ def test_jobs_that_sank_while_nobody_waited_stand_in_the_order_in_which_they_did
 def test_who_may_not_be_stopped_as_it_sinks_gives_way_once_it_may() -> None:
     """1 sinks to where 2 waits, within its first minute; 3 comes then, and 1 is not put before 2 by any of that."""
     jobs = [ran(1, 40.0, held=(0,)), ran(2, 4000.0)]
-    protected = protect(dataclasses.replace(make_view([1], jobs), memory=kept("1|", "|2", threshold_1=30.0)), Limits(min_run_time=60.0))
+    protected = protect(
+        dataclasses.replace(make_view([1], jobs), memory=kept("1|", "|2", threshold_1=30.0)), PreemptionLimits(min_run_time=60.0)
+    )
     policy = registry.create("tiresias", {"threshold_1": 30.0})
     first = policy.plan(protected)
     assert (list(first.preempt), first.memory) == ([], kept("|", "|2 1", threshold_1=30.0))

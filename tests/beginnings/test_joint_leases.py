@@ -10,6 +10,7 @@ from one_runner import Host
 from stoker.engine.errors import UsageError
 from stoker.engine.jobs.begin_from import LEAST_JOINT_GAIN
 from stoker.engine.jobs.control import Control, control
+from stoker.engine.jobs.leases import Grant, LeaseStop, grant, stop
 from stoker.engine.protocol import Begun
 from stoker.engine.scheduling import ticks
 from stoker.engine.spec.check import require
@@ -102,13 +103,88 @@ def test_nobody_says_of_another_job_that_it_trained_with_it(host):
     assert states(host)[2] == "submitted" and host.rows("SELECT count(*) FROM beginnings") == [(0,)]
 
 
-def test_of_a_job_that_was_started_meanwhile_nothing_is_said(host, monkeypatch):
+@pytest.fixture
+def unasked(monkeypatch):
+    """Whatever a plan trains together was measured to be worth it."""
     monkeypatch.setattr(ticks, "not_together", lambda *_: {})
-    send(host, merged("amazon"), merged("movies"))
-    assert together(host, 1, 2)[0] == "applied" and host.tick({2: Allocation((1,))}) == "applied"
+
+
+def test_whom_a_plan_trains_with_another_waits_for_that_too_and_no_plan_starts_it(host, unasked):
+    send(host, merged("amazon"), merged("movies"), merged("bens"))
+    assert together(host, 1, 2)[0] == "applied" and states(host)[2] == "submitted"
+    host.runs(1)
+    assert host.tick({2: Allocation((1,))}) == "invalid" and host.tick({3: Allocation((1,), joint=2)}) == "invalid"
+    assert host.rows("SELECT reason FROM waiting WHERE job_id = 2") == [("waits to train its first steps together with job 1",)]
+    host.ends(1, "lost")
+    starts(host, 1)  # whatever this plan says
+    assert offered(host).joint.job == 2
     tells(host, 1, begun=trained(2))
-    assert host.rows("SELECT job_id FROM beginnings") == [(1,)]
+    host.ends(1)
+    starts(host, 2)
+    assert [offer.part for offer in offered(host).offers] == ["joint-2"]
+
+
+def test_a_job_that_is_gone_when_a_plan_would_train_it_with_another_is_not_waited_for(host, unasked):
+    send(host, merged("amazon"), merged("movies"))
+    host.store.write(control, Control("hold", (2,), "ann"))
+    host.store.write(lambda tx, _: [grant(tx, [Grant(1, (("n1:0", "n1"),), None, joint=2)], "fifo", 1)], None)
+    assert host.rows("SELECT options ->> 'joint' FROM leases") == [(None,)]
     assert host.rows("SELECT begins, begin_after FROM jobs WHERE id = 2") == [(None, None)]
+
+
+def test_who_is_cancelled_while_another_trains_with_it_is_told_nothing(host, unasked):
+    send(host, merged("amazon"), merged("movies"))
+    assert together(host, 1, 2)[0] == "applied"
+    host.runs(1)
+    host.store.write(control, Control("cancel", (2,), "ann"))
+    tells(host, 1, begun=trained(2))
+    assert host.rows("SELECT job_id FROM beginnings") == [(1,)] and states(host)[2] == "cancelled"
+
+
+def test_whose_plan_came_to_nothing_begins_as_its_spec_says(host, unasked):
+    ran(host, send(host, job("old", data="old"))[0]["id"])
+    send(host, merged("amazon"), merged("movies", begin="auto"))
+    assert together(host, 2, 3)[0] == "applied"
+    host.runs(2)
+    host.ends(2)  # on a runner of an older version, say, which trains nobody together
+    assert states(host)[3] == "pending"
+    starts(host, 3)
+    assert [(offer.job, offer.named, offer.part) for offer in offered(host).offers] == [(1, False, "")]
+
+
+@pytest.mark.parametrize(("outcome", "words"), [("oom", "ran out of memory"), ("hang", "made no progress")])
+def test_one_phase_that_takes_the_lease_down_is_no_failure_of_the_first_and_the_last_phase(outcome, words, host, unasked):
+    send(host, merged("amazon"), merged("movies"))
+    for attempt in range(2):
+        if attempt:
+            starts(host, 1)
+            assert offered(host).joint is None
+        else:
+            assert together(host, 1, 2)[0] == "applied"
+            host.runs(1)
+        if outcome == "hang":
+            host.store.write(lambda tx, _: [stop(tx, [LeaseStop(host.lease(1), "hang", "daemon")])], None)
+        host.ends(1, "failed" if outcome == "hang" else outcome)
+        if not attempt:
+            assert states(host) == {1: "pending", 2: "pending"} and host.rows("SELECT failures FROM jobs WHERE id = 1") == [(0,)]
+            ((why,),) = host.rows("SELECT why FROM beginnings WHERE job_id = 2")
+            assert why.startswith(f"job 1 {words} while it trained its first steps together with another job")
+            assert together(host, 1, 2)[0] == "applied" and states(host)[2] == "pending"  # the same pair is not tried again
+            assert offered(host).joint is None
+            host.runs(1)
+            host.ends(1, "lost")
+    assert host.rows("SELECT failures FROM jobs WHERE id = 1") == [(1,)]  # its own
+
+
+def test_a_half_that_is_damaged_says_nothing_of_the_adapter_of_the_bank(host):
+    pair(host)
+    starts(host, 1)
+    tells(host, 1, begun=trained(2))
+    tells(host, 1, adapter=left(begun=True))
+    host.ends(1)
+    starts(host, 2)
+    tells(host, 2, begun=Begun(state="cold", labels=LABELS, why="x", damaged={1: "what it has left is damaged"}))
+    assert host.rows("SELECT gone FROM adapters WHERE job_id = 1") == [(None,)]
 
 
 @pytest.mark.parametrize(

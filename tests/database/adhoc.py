@@ -14,7 +14,18 @@ from typing import Any
 import msgspec
 from stoker.engine.adhoc.desk import _late, _Process
 from stoker.engine.adhoc.replica import head_of, log_of
-from stoker.engine.adhoc.wire import LARGEST_MESSAGE, Ask, Ended, Failed, Load, Ready, decode_for_daemon, frame, pair, unpack_answer
+from stoker.engine.adhoc.wire import (
+    LARGEST_MESSAGE,
+    Ask,
+    Failed,
+    Load,
+    Ready,
+    StatementEnded,
+    decode_for_daemon,
+    frame,
+    pair,
+    unpack_answer,
+)
 from stoker.engine.errors import LimitExceeded
 from stoker.engine.store.changes import Change, encode
 from waiting import patient
@@ -38,7 +49,7 @@ class Server:
     def _send(self, load: Load) -> None:
         self.process.feed.sendall(frame(0, msgspec.msgpack.encode(load)))
 
-    def hear(self) -> Ready | Ended | Failed:
+    def hear(self) -> Ready | StatementEnded | Failed:
         return decode_for_daemon(self.process.desk.recv(LARGEST_MESSAGE))
 
     def commit(self, *changes: Change) -> None:
@@ -55,7 +66,7 @@ class Server:
                 socket.send_fds(self.process.desk, [msgspec.msgpack.encode(ask)], [theirs.fileno()])
             received = b"".join(iter(lambda: ours.recv(1 << 20), b""))
         ended = self.hear()
-        assert isinstance(ended, Ended) and ended.id == ask.id
+        assert isinstance(ended, StatementEnded) and ended.id == ask.id
         if ended.signal == signal.SIGALRM:
             raise LimitExceeded(_late(seconds))
         answer = unpack_answer(received)

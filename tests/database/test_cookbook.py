@@ -8,7 +8,7 @@ from pathlib import Path
 
 import duckdb
 import pytest
-from stoker.engine.adhoc.query import Limits, readable, run_query
+from stoker.engine.adhoc.query import AnswerLimits, readable, run_query
 from stoker.engine.store import migrate
 from stoker.engine.store.sqlfiles import ROOT, view_files
 
@@ -52,7 +52,7 @@ MAY_BE_EMPTY = {"fragmentation"}
 
 @pytest.mark.parametrize("path", COOKBOOK, ids=lambda path: path.stem)
 def test_query_runs_under_the_guard(con: duckdb.DuckDBPyConnection, path: Path) -> None:
-    result = run_query(con.cursor(), path.read_text(), Limits(), readable(con))
+    result = run_query(con.cursor(), path.read_text(), AnswerLimits(), readable(con))
     assert not result.truncated
     assert result.rows or path.stem[3:] in MAY_BE_EMPTY
     assert len(set(result.columns)) == len(result.columns)

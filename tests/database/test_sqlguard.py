@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlglot.errors import SqlglotError
 from stoker.engine.adhoc.allowed import check_parsed, guard
-from stoker.engine.adhoc.query import Limits, plain, readable, run_parquet, run_query
+from stoker.engine.adhoc.query import AnswerLimits, plain, readable, run_parquet, run_query
 from stoker.engine.errors import LimitExceeded, StokerError, UsageError
 from stoker.engine.store import lockdown, migrate
 from stoker.engine.store.lockdown import lock_down
@@ -567,21 +567,23 @@ def test_what_is_locked_holds_for_the_connections_of_readers_too(target: Target,
 
 
 def test_rows_beyond_the_limit_are_left_out_and_it_is_said(target: Target) -> None:
-    assert run_query(target.con.cursor(), "FROM range(10)", Limits(rows=10), target.tables).truncated is False
-    result = run_query(target.con.cursor(), "FROM range(1000000000000)", Limits(rows=10), target.tables)
+    assert run_query(target.con.cursor(), "FROM range(10)", AnswerLimits(rows=10), target.tables).truncated is False
+    result = run_query(target.con.cursor(), "FROM range(1000000000000)", AnswerLimits(rows=10), target.tables)
     assert (result.truncated, result.rows) == (True, [(n,) for n in range(10)])
 
 
 def test_an_answer_that_is_too_large_is_refused(target: Target) -> None:
     with pytest.raises(LimitExceeded, match="larger than 1 MiB"):
-        run_query(target.con.cursor(), "SELECT md5(range::VARCHAR) FROM range(100000)", Limits(rows=10**6, answer=1 << 20), target.tables)
+        run_query(
+            target.con.cursor(), "SELECT md5(range::VARCHAR) FROM range(100000)", AnswerLimits(rows=10**6, answer=1 << 20), target.tables
+        )
 
 
 def test_values_as_json(target: Target) -> None:
     sql = """SELECT NULL, true, 1::HUGEINT, 1.5::DECIMAL(5, 2), 'nan'::DOUBLE, 'é', '\\xAB'::BLOB, DATE '2024-01-02', TIME '03:04:05',
                     TIMESTAMP '2024-01-02 03:04:05', TIMESTAMPTZ '2024-01-02 03:04:05+01', INTERVAL 90 SECOND,
                     [1, 2], {'a': DATE '2024-01-02'}, MAP {1: 'x'}, [TIMESTAMPTZ '2024-01-02 03:04:05+00']"""
-    result = run_query(target.con.cursor(), sql, Limits(), target.tables).json()
+    result = run_query(target.con.cursor(), sql, AnswerLimits(), target.tables).json()
     assert result["rows"] == [[
         None, True, 1, 1.5, None, "é", "ab", "2024-01-02", "03:04:05", "2024-01-02T03:04:05", "2024-01-02T02:04:05", 90.0, [1, 2],
         {"a": "2024-01-02"}, {"1": "x"}, "['2024-01-02 03:04:05+00']",
@@ -590,28 +592,28 @@ def test_values_as_json(target: Target) -> None:
 
 
 def test_order_survives_the_removal_of_zones(target: Target) -> None:
-    rows = run_query(target.con.cursor(), "SELECT now() AS a, i AS a FROM range(5000) t(i) ORDER BY i DESC", Limits(), target.tables)
+    rows = run_query(target.con.cursor(), "SELECT now() AS a, i AS a FROM range(5000) t(i) ORDER BY i DESC", AnswerLimits(), target.tables)
     assert [row[1] for row in rows.rows] == list(range(4999, -1, -1))
     assert rows.columns == ["a", "a_1"]
-    assert run_query(target.con.cursor(), "SELECT 1 AS a, 2 AS a", Limits(), target.tables).columns == ["a", "a"]
+    assert run_query(target.con.cursor(), "SELECT 1 AS a, 2 AS a", AnswerLimits(), target.tables).columns == ["a", "a"]
 
 
 def test_csv(target: Target) -> None:
-    result = run_query(target.con.cursor(), """SELECT 1 AS a, 'x,"y' AS b, NULL AS c, [1] AS d""", Limits(), target.tables)
+    result = run_query(target.con.cursor(), """SELECT 1 AS a, 'x,"y' AS b, NULL AS c, [1] AS d""", AnswerLimits(), target.tables)
     assert result.csv() == b'a,b,c,d\n1,"x,""y",,[1]\n'
 
 
 def test_parquet(target: Target, tmp_path: Path) -> None:
-    file = run_parquet(target.con.cursor(), "SELECT id, name FROM jobs ORDER BY id -- all", Limits(), target.tables, target.scratch)
+    file = run_parquet(target.con.cursor(), "SELECT id, name FROM jobs ORDER BY id -- all", AnswerLimits(), target.tables, target.scratch)
     (tmp_path / "x.parquet").write_bytes(file.body)
     assert duckdb.sql(f"SELECT count(*), max(name) FROM '{tmp_path}/x.parquet'").fetchall() == [(200, "job-99")]
     assert not file.truncated
-    assert run_parquet(target.con.cursor(), "FROM jobs", Limits(rows=5), target.tables, target.scratch).truncated
+    assert run_parquet(target.con.cursor(), "FROM jobs", AnswerLimits(rows=5), target.tables, target.scratch).truncated
     large = "SELECT md5(i::VARCHAR) AS a, md5((i + 1)::VARCHAR) AS b FROM range(3000000) t(i)"
     with pytest.raises(LimitExceeded, match="larger than 1 MiB"):  # and not written to its end, 200 MB later
-        run_parquet(target.con.cursor(), large, Limits(rows=10**7, answer=1 << 20), target.tables, target.scratch)
+        run_parquet(target.con.cursor(), large, AnswerLimits(rows=10**7, answer=1 << 20), target.tables, target.scratch)
     with pytest.raises(UsageError, match="parquet is for queries"):
-        run_parquet(target.con.cursor(), "DESCRIBE jobs", Limits(), target.tables, target.scratch)
+        run_parquet(target.con.cursor(), "DESCRIBE jobs", AnswerLimits(), target.tables, target.scratch)
     assert [path.name for path in target.scratch.iterdir()] == ["sql"]
 
 
@@ -622,7 +624,7 @@ def test_parquet(target: Target, tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_errors_say_what_to_do(target: Target, sql: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        run_query(target.con.cursor(), sql, Limits(), target.tables)
+        run_query(target.con.cursor(), sql, AnswerLimits(), target.tables)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -174,7 +174,7 @@ def test_a_look_comes_soon_or_not_at_all(left, task, texts, told, tmp_path):
     trains(task(texts("second")), tmp_path / "short", [offer(source)], stop=Stop(iterations=beginning.TRIAL))
     assert states(told) == ["begun"] and told[-1]["adapter"]["begun"]
     told.clear()
-    trains(task(texts("second")), tmp_path / "late", [offer(source)], curve=[(beginning.LATEST + 1, 0.5)])
+    trains(task(texts("second")), tmp_path / "late", [offer(source)], curve=[(beginning.LATEST_LOOK + 1, 0.5)])
     assert [one["begun"].get("step") for one in told if "begun" in one] == [None, beginning.TRIAL]
 
 

@@ -6,12 +6,12 @@ import json
 
 import pytest
 import torch
+from fisher import embedding
 from stoker.engine.errors import UsageError
-from stoker.policies.ymir.transfer_gain import symmetric_distance
-from stoker.runners.finetune.fisher import embedding
 from stoker.runners.train.task import Task
 from tiny_models import build, same
 from torch import nn
+from transfer_gain import symmetric_distance
 
 pytestmark = [pytest.mark.xdist_group("tiny models"), pytest.mark.filterwarnings("ignore::UserWarning:peft.*")]
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -177,6 +179,41 @@ def test_nothing_that_is_wrong_with_the_other_fails_the_first(task, told, tmp_pa
 
     assert trains(task("mails"), tmp_path / "a", gone)
     assert begun(told) == [("cold", 2, 0)] and "No such file or directory: '/home/b/work'" in told[0]["begun"]["why"]
+
+
+@pytest.mark.parametrize(("how", "why"), [("losses", "no longer finite"), ("memory", "out of memory"), ("evaluation", "no such file")])
+def test_common_steps_that_fail_by_the_other_one_leave_the_first_as_if_there_had_been_none(how, why, task, told, tmp_path):
+    alone = task("mails")
+    trains(alone, tmp_path / "alone")
+
+    def other():
+        found, calls = task("news"), []
+
+        def loss(model, batch):
+            calls.append(len(calls))
+            if how == "memory" and len(calls) == 3:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return found.loss(model, batch) * (math.nan if how == "losses" and len(calls) > 2 else 1)
+
+        def evaluate(model):
+            raise FileNotFoundError("no such file")
+
+        return replace(found, loss=loss, evaluate=evaluate if how == "evaluation" else found.evaluate)
+
+    told.clear()
+    first = task("mails")
+    assert trains(first, tmp_path / "a", other)
+    assert begun(told) == [("cold", 2, 0)] and why in told[0]["begun"]["why"] and not told[-1]["adapter"]["begun"]
+    assert same(first.model.state_dict(), alone.model.state_dict())
+    assert not (tmp_path / "a" / joint_phase.part_of(2)).exists()
+
+
+def test_a_first_one_that_fails_alone_too_fails_by_itself(task, told, tmp_path):
+    first = task("mails")
+    broken = replace(first, loss=lambda model, batch: (_ for _ in ()).throw(torch.OutOfMemoryError("its own")))
+    with pytest.raises(torch.OutOfMemoryError, match="its own"):
+        trains(broken, tmp_path / "a", lambda: task("news"))
+    assert begun(told) == [("cold", 2, 0)]
 
 
 def test_the_common_steps_are_made_as_those_of_the_first_are(task, told, tmp_path):

@@ -16,7 +16,7 @@ from stoker.runners.lease import processes
 from stoker.runners.lease.rundir import ENV_TAG
 from stoker.runners.recipes import ANY
 from stoker.runners.warm import fork_server, loaded_state
-from stoker.runners.warm.warm_starts import Kind, WarmStarts
+from stoker.runners.warm.warm_starts import ServerKind, WarmStarts
 from test_agent import until
 from test_warm_starts import Warm, job, said
 
@@ -69,14 +69,14 @@ def test_a_pool_keeps_a_directory_and_jobs_of_all_recipes_fit_it(model_of: Any) 
     warm._draining = True  # no process is started
     warm.enabled = True
     warm.keep([path])
-    assert warm._kept == {Kind(ANY, path)} and not warm._broken
+    assert warm._kept == {ServerKind(ANY, path)} and not warm._broken
     for recipe in ("text-classifier", "causal-lm", "prompt-tune"):
         warm.why_cold(job(1, recipe=recipe, backbone=path), {"env": {**warm._servers_environment(), ENV_TAG: ""}, "cwd": "/"})  # type: ignore[typeddict-item]
-        assert warm._fits[1] == Kind(ANY, path), recipe
+        assert warm._fits[1] == ServerKind(ANY, path), recipe
     for recipe, name in (("text-classifier", "minilm"), ("causal-lm", "tiny"), ("prompt-tune", "tiny")):
         spec = {"recipe": recipe, "backbone": name}
         warm.why_cold(job(1, **spec), {"env": {**warm._servers_environment(), ENV_TAG: ""}, "cwd": "/"})  # type: ignore[typeddict-item]
-        assert warm._fits[1] == Kind(ANY, name)
+        assert warm._fits[1] == ServerKind(ANY, name)
 
 
 @pytest.mark.nightly  # of a directory by day

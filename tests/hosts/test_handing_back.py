@@ -21,7 +21,7 @@ from stoker.engine.scheduling.view import snapshot
 from stoker.engine.spec.model import JobSpec
 from stoker.policies import registry
 from stoker.runners.handover import handed_back
-from stoker.runners.host.runs import Phase
+from stoker.runners.host.runs import RunPhase
 from stoker.runners.lease.rundir import RunDir
 
 
@@ -76,8 +76,8 @@ def test_handed_back_while_its_daemon_is_away_it_leaves_and_the_next_one_tells_h
     jobs = Jobs(client)
     job = jobs.python("saves", SAVES, grace=5.0)
     pilot = RunnerProcess(there, "pilot", 1, "--hand-back", env={"STOKER_URL": f"http://127.0.0.1:{port}", "STOKER_TOKEN": token})
-    soon = "import sys\nfrom stoker.runners.handover import handed_back\nfrom stoker.runners.host import agent\nhanded_back.AWAY = 0.5"
-    pilot.command[1:3] = ["-c", f"{soon}\nsys.exit(agent.main())"]
+    soon = "from stoker.runners.handover import handed_back\nhanded_back.LONGEST_ABSENCE = 0.5"
+    pilot.command[1:3] = ["-c", f"import sys\nfrom stoker.runners.host import agent\n{soon}\nsys.exit(agent.main())"]
     try:
         pilot.start(client)
         until(lambda: (found := client.get(f"/v1/jobs/{job}")["progress"]) and found["checkpoint_step"] > 3)
@@ -106,16 +106,24 @@ def test_it_waits_for_its_daemon_from_when_its_jobs_have_ended(monkeypatch: pyte
     """However long they take to stop: the daemon hears of that only then."""
     now = 1000.0
     monkeypatch.setattr(handed_back.time, "monotonic", lambda: now)
-    back, run = handed_back.HandedBack(None), SimpleNamespace(phase=Phase.LIVE)
+    back, run = handed_back.HandedBack(None), SimpleNamespace(phase=RunPhase.LIVE)
     runs: Any = [run]
     assert not back.waits_in_vain([])  # it is not handed back
     back.begin()
-    now += 10 * handed_back.AWAY
+    now += 10 * handed_back.LONGEST_ABSENCE
     assert not back.waits_in_vain(runs)
-    run.phase = Phase.ENDED
+    run.phase = RunPhase.ENDED
     assert not back.waits_in_vain(runs)
-    now += handed_back.AWAY + 1
+    now += handed_back.LONGEST_ABSENCE + 1
     assert not back.waits_in_vain(runs, taken=now - 1) and back.waits_in_vain(runs)
+    # Not beyond its time, unless a daemon is there and takes the rest.
+    monkeypatch.setattr(handed_back, "boot_clock", lambda: now)
+    limited = handed_back.HandedBack(now + handed_back.LAST_WORDS)
+    limited.begin()
+    now += handed_back.LAST_WORDS - 1
+    assert not limited.waits_in_vain(runs)
+    now += 2
+    assert limited.waits_in_vain(runs) and not limited.waits_in_vain(runs, taken=now - 1)
 
 
 @pytest.mark.slow

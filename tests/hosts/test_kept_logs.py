@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from afar import Daemon
 from stoker.engine.errors import LimitExceeded, NotFound
-from stoker.engine.fleet.kept_logs import LONGEST, KeptLogs
+from stoker.engine.fleet.kept_logs import MOST_KEPT_BYTES, KeptLogs
 from stoker.engine.home import Home
 from stoker.engine.logfile import Place, read_log
 from stoker.engine.protocol import LastLog
@@ -46,7 +46,7 @@ def test_a_reader_who_began_on_the_host_goes_on_where_he_was(
     with there.log.open("a") as log:
         log.write("its last words: äöü\n")
     sent = end_of(there, daemon)
-    assert len(sent.data) <= LONGEST and not sent.data.startswith(b"\n")
+    assert len(sent.data) <= MOST_KEPT_BYTES and not sent.data.startswith(b"\n")
     kept.take(sent)
     kept.take(sent)  # again, after a lost answer
     read = kept.read(1, 1, 0, begun.place, None)
@@ -64,7 +64,7 @@ def test_what_a_runner_has_no_business_with_is_refused(daemon: Daemon, kept: Kep
         with pytest.raises(NotFound, match="had no part on runner"):
             kept.take(LastLog(**{"node": "h2", "session": 1, "job": 1, "lease": 1, "data": b"x"} | wrong))
     with pytest.raises(LimitExceeded):
-        kept.take(LastLog(node="h2", session=1, job=1, lease=1, data=b"x" * (LONGEST + 1)))
+        kept.take(LastLog(node="h2", session=1, job=1, lease=1, data=b"x" * (MOST_KEPT_BYTES + 1)))
     assert not (kept.home.path / "kept-logs").exists()
     there.log.symlink_to("/etc/passwd")  # a job owns its directory
     assert end_of(there, daemon).data == b"" and sent.data == b"x"

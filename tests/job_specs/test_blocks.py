@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 from click.testing import CliRunner
+from spec_as_yaml import dump, written_block
 from stoker.engine.cli.command import App
 from stoker.engine.errors import UsageError
 from stoker.engine.jobs.submission import job_row
 from stoker.engine.spec.build import Context
 from stoker.engine.spec.check import require
 from stoker.engine.spec.click_options import overrides
-from stoker.engine.spec.dump import dump
 from stoker.engine.spec.model import Duration, JobSpec, Memory, Share, Size
 from stoker.engine.spec.reading import blocks, tree
 from stoker.engine.spec.reading.load import load_text
@@ -146,7 +146,7 @@ def read(text: str) -> Outer:
 def test_blocks_may_be_nested_and_hold_every_sort_of_value() -> None:
     outer = read("inner: {limit: 1KiB, wait: 1m}\non: yes\nparts: {a: [1, 2]}\nrate: 2")
     assert outer == Outer(inner=Inner(limit=1024, wait=60.0), on=True, parts={"a": (1, 2)}, rate=2.0)
-    assert blocks.write(outer) == {"inner": {"limit": "1KiB", "wait": "1m"}, "on": True, "parts": {"a": [1, 2]}, "rate": 2.0}
+    assert written_block(outer) == {"inner": {"limit": "1KiB", "wait": "1m"}, "on": True, "parts": {"a": [1, 2]}, "rate": 2.0}
 
 
 @pytest.mark.parametrize(

@@ -13,15 +13,15 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from spec_as_yaml import dump
 from stoker.engine.errors import UsageError
 from stoker.engine.spec import cron
 from stoker.engine.spec.build import Context
-from stoker.engine.spec.check import require, require_all
+from stoker.engine.spec.check import problems, require, require_all
 from stoker.engine.spec.click_options import OPTIONS, from_options, overrides, spec_options
-from stoker.engine.spec.dump import dump
 from stoker.engine.spec.expand import fired, submissions
 from stoker.engine.spec.model import Demand, Dependency, JobSpec, PipelineOptions, Retries, Reuse, Stop, Switch, Tier, Tuner
-from stoker.engine.spec.reading.job_reader import NAMES as FIELDS
+from stoker.engine.spec.reading.job_fields import NAMES as FIELDS
 from stoker.engine.spec.reading.load import load_file, load_text
 from stoker.engine.spec.reading.secrets import MASK, looks_secret, mask_argv, redact
 from stoker.engine.spec.same import differences
@@ -114,7 +114,7 @@ def test_both_blocks_of_loading_are_read() -> None:
         ("reuse: {switch: {plateau: {}}}", Reuse(), None),
         ("reuse: {switch: {epochs: 20}}", Reuse(switch=Switch(on="epochs", epochs=20.0)), None),
         ("reuse: {switch: {fraction: 0.3}}", Reuse(switch=Switch(on="fraction", fraction=0.3)), None),
-        ("pipeline: plumber", None, PipelineOptions(tune="plumber")),
+        ("pipeline: uniform", None, PipelineOptions(tune="uniform")),
         ("pipeline: {}", None, PipelineOptions()),
         ("reuse:\npipeline: ~", None, None),
     ],
@@ -133,6 +133,12 @@ def test_the_tuners_of_a_spec_are_those_of_the_registry() -> None:
     from stoker.runners.loaders.tuning import known_controllers as registry
 
     assert set(get_args(Tuner)) == set(registry.NAMES)
+
+
+def test_a_job_of_before_that_names_a_baseline_goes_on_with_the_default() -> None:
+    stored = msgspec.json.decode(b'{"name": "a", "recipe": "toy", "pipeline": {"tune": "plumber-adaptive"}}', type=JobSpec)
+    assert stored.pipeline is not None and stored.pipeline.controller == "rate"
+    assert [(one.field, one.problem.split()[0]) for one in problems(stored)] == [("pipeline.tune", "plumber-adaptive")]
 
 
 def test_the_least_job() -> None:

@@ -53,12 +53,12 @@ def test_what_is_no_size(written: str | int) -> None:
         units.size(written)
 
 
-@given(st.integers(0, int(units.LONGEST) * 1000).map(lambda ms: ms / 1000))
+@given(st.integers(0, int(units.LONGEST_DURATION) * 1000).map(lambda ms: ms / 1000))
 def test_a_formatted_duration_is_read_back(seconds: float) -> None:
     assert units.duration(units.format_duration(seconds)) == seconds
 
 
-@given(st.integers(0, units.LARGEST))
+@given(st.integers(0, units.LARGEST_SIZE))
 def test_a_formatted_size_is_read_back(count: int) -> None:
     assert units.size(units.format_size(count)) == count
 

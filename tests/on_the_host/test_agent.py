@@ -27,7 +27,7 @@ from stoker.engine.protocol import Assignment, Assignments, Hello, Poll, Report
 from stoker.runners.host import agent, link
 from stoker.runners.host import report_tail as tail
 from stoker.runners.host.gpus import CpuSlots
-from stoker.runners.host.runs import Phase, Run
+from stoker.runners.host.runs import Run, RunPhase
 from stoker.runners.lease import processes, rundir, supervisor
 from stoker.runners.lease.rundir import RunDir
 from stoker.runners.old_files import clean
@@ -637,7 +637,7 @@ def test_what_waits_is_stopped_on_a_full_disk(tmp_path: Path, monkeypatch: pytes
         monkeypatch.setattr(module, "write_atomically", full)
     one._want(Assignments(version=1, leases=[job(1, stop="cancelled")]))
     one.reconcile()
-    assert (one.runs[1].phase, (one.runs[1].exit or {})["outcome"]) == (Phase.ENDED, "stopped")
+    assert (one.runs[1].phase, (one.runs[1].exit or {})["outcome"]) == (RunPhase.ENDED, "stopped")
     assert one.runs[1].supervisor is None
 
 
@@ -647,7 +647,7 @@ def test_the_disowned_are_ended_before_the_first_answer(tmp_path: Path) -> None:
     one.runs[1].disown()
     assert one.desired is None
     one.reconcile()
-    assert [run.phase for run in one.runs.values()] == [Phase.ENDED, Phase.WAITING]
+    assert [run.phase for run in one.runs.values()] == [RunPhase.ENDED, RunPhase.WAITING]
 
 
 def test_a_damaged_registration_loses_the_job_and_leaves_nothing(tmp_path: Path) -> None:
@@ -674,7 +674,7 @@ def test_a_reboot_loses_the_job(tmp_path: Path) -> None:
     RunDir(tmp_path, 1, 1).write("supervisor.json", {"pid": me.pid, "started": me.started, "boot_id": "another"})
     run = Run.load(RunDir(tmp_path, 1, 1), "n1")
     assert run is not None
-    assert run.phase is Phase.ENDED
+    assert run.phase is RunPhase.ENDED
     assert (run.exit or {})["outcome"] == "lost"
     assert "rebooted" in (run.exit or {})["message"]
 

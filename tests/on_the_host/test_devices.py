@@ -14,10 +14,10 @@ from stoker.engine.errors import UsageError
 from stoker.engine.protocol import Assignment, Assignments
 from stoker.runners.host import agent as agents
 from stoker.runners.host import gpus as devices
-from stoker.runners.host.gpus import CpuSlots, NvmlGpus, Reading, Wanted
+from stoker.runners.host.gpus import CpuSlots, GpuReading, NvmlGpus, Wanted
 from stoker.runners.host.health import Health
 from stoker.runners.host.launch import CannotStart, prepare, read_env_file
-from stoker.runners.host.runs import Phase, Run
+from stoker.runners.host.runs import Run, RunPhase
 from stoker.runners.host.telemetry import Telemetry, Worker, is_quiet
 from stoker.runners.lease import processes
 from stoker.runners.lease.rundir import RunDir
@@ -205,7 +205,7 @@ def test_a_gpu_that_is_lost_later(nvml: FakeNvml) -> None:
 
 def test_readings(nvml: FakeNvml) -> None:
     nvml.gpus[0].utilisation = 87
-    assert NvmlGpus(nvml).read("GPU-0000") == Reading(0.87, GIB // 2, 60.0, 700.0, None)
+    assert NvmlGpus(nvml).read("GPU-0000") == GpuReading(0.87, GIB // 2, 60.0, 700.0, None)
 
 
 def has_its_name(pid: int) -> None:
@@ -322,7 +322,7 @@ def test_workers_see_their_gpus_by_uuid(agent: agents.Agent, tmp_path: Path) -> 
 
     def ended() -> bool:
         run.look()
-        return run.phase is Phase.ENDED
+        return run.phase is RunPhase.ENDED
 
     until(ended)
     assert run.dir.log.read_text() == "GPU-0001,GPU-0000\n"
@@ -363,9 +363,9 @@ def test_what_others_on_the_gpu_are_to_need_is_taken_though_they_do_not_use_it_y
 ) -> None:
     want(agent, assignment(tmp_path, share="packed", gpu_memory=beside * GIB))
     want(agent, agent.runs[1].assignment, assignment(tmp_path, lease=2, share="packed", gpu_memory=needed * GIB))
-    started, ended = [run.phase is Phase.STARTING for run in agent.runs.values()], agent.runs[2].exit or {}
+    started, ended = [run.phase is RunPhase.STARTING for run in agent.runs.values()], agent.runs[2].exit or {}
     for run in agent.runs.values():
-        until(lambda run=run: run.look() or run.phase is Phase.ENDED)
+        until(lambda run=run: run.look() or run.phase is RunPhase.ENDED)
         run.close()
     assert started == [True, fits]
     if not fits:
@@ -393,7 +393,7 @@ def test_a_gpu_in_use_by_an_adopted_worker_is_not_dirty(agent: agents.Agent, nvm
     run = Run.take_up(RunDir(tmp_path, 1, 1), assignment(tmp_path), "n1")
     register(run.dir.path, processes.myself())
     agent._load()
-    assert agent.runs[1].phase is Phase.LIVE
+    assert agent.runs[1].phase is RunPhase.LIVE
     assert {gpu.id: gpu.health for gpu in agent._hello().gpus} == {"GPU-0000": "ok", "GPU-0001": "dirty"}
     agent.runs[1].close()
 
@@ -441,15 +441,15 @@ def test_a_job_that_hangs_on_a_gpu_that_another_one_keeps_busy_is_quiet(nvml: Fa
     [
         ([], 0.0, True),
         ([], 0.5, False),
-        ([Reading(0.0, power=70, power_limit=700)], 0.01, True),
-        ([Reading(0.0, power=70, power_limit=700)], 0.9, False),  # prepares data
-        ([Reading(1.0, power=600, power_limit=700)], 1.0, False),
-        ([Reading(1.0, power=110, power_limit=700)], 1.0, True),  # a collective that spins
-        ([Reading(1.0, power=110, power_limit=700), Reading(1.0, power=500, power_limit=700)], 1.0, False),
-        ([Reading(1.0)], 1.0, False),  # busy, power unknown
+        ([GpuReading(0.0, power=70, power_limit=700)], 0.01, True),
+        ([GpuReading(0.0, power=70, power_limit=700)], 0.9, False),  # prepares data
+        ([GpuReading(1.0, power=600, power_limit=700)], 1.0, False),
+        ([GpuReading(1.0, power=110, power_limit=700)], 1.0, True),  # a collective that spins
+        ([GpuReading(1.0, power=110, power_limit=700), GpuReading(1.0, power=500, power_limit=700)], 1.0, False),
+        ([GpuReading(1.0)], 1.0, False),  # busy, power unknown
     ],
 )
-def test_quiet(readings: list[Reading], cores: float, quiet: bool) -> None:
+def test_quiet(readings: list[GpuReading], cores: float, quiet: bool) -> None:
     assert is_quiet(readings, cores) is quiet
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from spec_as_yaml import dump
 from stoker.engine.errors import UsageError
 from stoker.engine.spec.build import Context
-from stoker.engine.spec.dump import dump
 from stoker.engine.spec.reading.load import load_text
 from stoker.runners.lease import host_limits
 from stoker.runners.lease.host_limits import HostLimits, NotHere, _group

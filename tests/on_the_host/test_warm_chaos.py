@@ -21,7 +21,7 @@ from stoker.engine.home import Home
 from stoker.engine.protocol import Assignment
 from stoker.runners.lease import processes
 from stoker.runners.warm import fork_server, warm_starts
-from stoker.runners.warm.warm_starts import Kind, WarmStarts
+from stoker.runners.warm.warm_starts import ServerKind, WarmStarts
 from test_agent import until
 from test_warm_starts import Warm, job, said
 
@@ -112,8 +112,8 @@ def test_a_server_that_hangs_while_it_loads_leaves_with_its_agent(tmp_path: Path
 
 STARTS = """
 import os, time
-from stoker.runners.warm.warm_starts import Kind, Server
-print(Server.start(Kind(None), os.environ, "").process.pid, flush=True)
+from stoker.runners.warm.warm_starts import ServerKind, WarmServer
+print(WarmServer.start(ServerKind(None), os.environ, "").process.pid, flush=True)
 time.sleep(3600)
 """
 
@@ -229,7 +229,7 @@ def test_a_users_module_that_is_named_as_one_that_is_loaded_starts_cold(tmp_path
 def test_an_idle_server_takes_no_time(tmp_path: Path) -> None:
     """Clock ticks, which are counted only while it runs."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    server = warm_starts.Server.start(Kind(None), environment, "")
+    server = warm_starts.WarmServer.start(ServerKind(None), environment, "")
     try:
         until(lambda: server.ready or server.gone)
         assert server.ready, server.why

@@ -15,7 +15,7 @@ from stoker.engine.scheduling.warm_gpus import EXPECTED_LOAD_SECONDS, LOAD_PATIE
 from stoker.engine.store.store import Store
 from stoker.runners.recipes import RECIPES, Param, Recipe
 from stoker.runners.warm import held, warm_starts
-from stoker.runners.warm.warm_starts import Kind, WarmStarts
+from stoker.runners.warm.warm_starts import ServerKind, WarmStarts
 
 
 def gpus_of(host: Host) -> Any:
@@ -96,7 +96,7 @@ def test_a_runner_keeps_what_it_is_told_to_within_its_memory(monkeypatch: pytest
         def end(self) -> None:
             self.gone = True
 
-    monkeypatch.setattr(warm_starts, "Server", Quiet)
+    monkeypatch.setattr(warm_starts, "WarmServer", Quiet)
     monkeypatch.setitem(RECIPES, "prompt", Recipe("prompt", "", "prompt:build", {"backbone": Param("gpt", "", choices=("bert", "gpt"))}))
     starts = WarmStarts(True)
     starts.keep(["gpt", "unheard-of"])
@@ -108,7 +108,7 @@ def test_a_runner_keeps_what_it_is_told_to_within_its_memory(monkeypatch: pytest
 
     starts.limit = 1000
     starts.keep(["bert", "gpt"])
-    starts._load(Kind("toy"))
+    starts._load(ServerKind("toy"))
     assert [(one.backbone, one.recipe, one.state) for one in starts.told()] == [
         ("bert", "any", "ready"), ("gpt", "any", "ready"), ("", "toy", "failed"),
     ]  # fmt: skip

@@ -23,7 +23,7 @@ from stoker.runners.host.launch import prepare
 from stoker.runners.lease import processes
 from stoker.runners.lease.rundir import RunDir
 from stoker.runners.warm import fork_server
-from stoker.runners.warm.warm_starts import Kind, Server, WarmStarts
+from stoker.runners.warm.warm_starts import ServerKind, WarmServer, WarmStarts
 from test_agent import Host, until
 from waiting import patient
 
@@ -258,7 +258,7 @@ print(fork_server.unfit())
 @pytest.mark.slow
 @pytest.mark.parametrize("forks", [20, pytest.param(1000, marks=pytest.mark.nightly)])
 def test_forks_leak_nothing(forks: int, tmp_path: Path) -> None:
-    server = Server.start(Kind(None), {**os.environ, "OMP_NUM_THREADS": "1", "STOKER_TAG": "-" * fork_server.TAG_PLACE}, "")
+    server = WarmServer.start(ServerKind(None), {**os.environ, "OMP_NUM_THREADS": "1", "STOKER_TAG": "-" * fork_server.TAG_PLACE}, "")
     try:
         until(lambda: server.ready or server.gone)
         assert server.ready, server.why

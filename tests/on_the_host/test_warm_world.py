@@ -19,7 +19,7 @@ from stoker.runners.host.gpus import CpuSlots
 from stoker.runners.host.launch import prepare
 from stoker.runners.lease.rundir import RunDir
 from stoker.runners.warm import loaded_state, warm_starts
-from stoker.runners.warm.warm_starts import Kind, Server, WarmStarts
+from stoker.runners.warm.warm_starts import ServerKind, WarmServer, WarmStarts
 from test_agent import until
 from test_warm_starts import Warm, job, launched, said
 
@@ -117,9 +117,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(library: Path) -> Iterator[Server]:
+def server(library: Path) -> Iterator[WarmServer]:
     """One for entrypoints, which has loaded that module."""
-    server = Server.start(Kind(None), environment(library), warm_starts.code_stamp())
+    server = WarmServer.start(ServerKind(None), environment(library), warm_starts.code_stamp())
     until(lambda: server.ready or server.gone)
     assert server.ready, server.why
     yield server
@@ -132,7 +132,7 @@ def environment(library: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("one server")
-def test_a_variable_that_a_server_has_read_starts_cold_and_no_other(server: Server, library: Path) -> None:
+def test_a_variable_that_a_server_has_read_starts_cold_and_no_other(server: WarmServer, library: Path) -> None:
     env = environment(library)
     assert server.unlike(env) is None
     warm = {"SEEN_BY_NOBODY": "2", "MY_DATA": "/here", "PATH": "/bin", "TZ": "Asia/Tokyo", "HF_HOME": "/here", "RANDOM_SEED": "1",
@@ -149,7 +149,7 @@ def test_a_variable_that_a_server_has_read_starts_cold_and_no_other(server: Serv
 @pytest.mark.slow
 @pytest.mark.xdist_group("one server")
 def test_a_server_is_not_used_once_what_it_has_read_or_the_runner_is_another(
-    server: Server, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: WarmServer, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(warm_starts, "_FRESH", 0.0)
     module = library / "typing_extensions.py"
@@ -182,7 +182,7 @@ def test_a_server_is_not_used_once_what_it_has_read_or_the_runner_is_another(
         assert server.outdated() == "the code has changed since its server was loaded"
 
     starts = WarmStarts(True, {**os.environ, "PYTHONPATH": str(library)})
-    starts._servers[Kind(None)] = server
+    starts._servers[ServerKind(None)] = server
     given = job(1, entrypoint="mine:task", env={"PYTHONPATH": str(library)})
     run, launch = launched(tmp_path, 1, given)
     assert starts.why_cold(given, launch) is None

@@ -101,9 +101,9 @@ def test_an_error_of_the_data_set_names_the_sample(tmp_path, blocks, capsys):
 
 @pytest.mark.parametrize("processes", [True, None], ids=["processes", "either"])
 def test_samples_for_a_buffer_are_apart_and_those_of_a_batch_together(monkeypatch, processes):
-    monkeypatch.setattr(piped.Plan, "_run", lambda plan, stages, samples: stages)
+    monkeypatch.setattr(piped.LoadingPlan, "_run", lambda plan, stages, samples: stages)
     made = SampleSource(Numbers(), doubtful, torch.utils.data.default_collate, 0, order=None)
-    plan = piped.Plan(made, PipelineOptions(processes=processes), False, augments=True, collates=False)
+    plan = piped.LoadingPlan(made, PipelineOptions(processes=processes), False, augments=True, collates=False)
     for stages, apart in ((plan.samples(None, 4), True), (plan.redrawn(BATCHES, 4, list, []), True), (plan.batches(BATCHES), False)):
         working = [stage for stage in stages if isinstance(stage, Working)]
         assert len(working) == (1 if processes else 2)

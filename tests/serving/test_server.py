@@ -18,7 +18,7 @@ import torch
 from stoker.engine.errors import LimitExceeded, StokerError, Unreachable, UsageError
 from stoker.engine.spec.model import Serve
 from stoker.runners.lease.rundir import ENV_LEASE, ENV_RUN_DIR
-from stoker.runners.share.inference import Server, _Minute
+from stoker.runners.share.inference import ModelServer, _Minute
 from stoker.runners.share.inference_client import InferenceClient
 from stoker.runners.share.turn import Turn
 from stoker.runners.share.yielding import Yielding
@@ -69,7 +69,7 @@ def serve(tmp_path, monkeypatch):
         monkeypatch.setenv(ENV_RUN_DIR, str(run_dir))
         monkeypatch.setenv(ENV_LEASE, "1")
         script.begin()
-        server = Server(task.task if isinstance(task, Doubles) else task, Serve(**fields), weights, ALONE, run_dir)
+        server = ModelServer(task.task if isinstance(task, Doubles) else task, Serve(**fields), weights, ALONE, run_dir)
         thread = threading.Thread(target=server.run)
         thread.start()
         running.append((run_dir, thread))
@@ -332,7 +332,7 @@ def test_whoever_is_not_answered_in_time_is_told(serve):
 
 
 def test_idle_it_gives_signs_of_life_without_a_row_of_metrics(serve, monkeypatch):
-    monkeypatch.setattr("stoker.runners.share.inference.SIGN", 0.05)
+    monkeypatch.setattr("stoker.runners.share.inference.SIGN_OF_LIFE_INTERVAL", 0.05)
     run_dir = serve(Doubles())
     until(lambda: len(told(run_dir)[1]) > 3)
     assert not any(told(run_dir)[1])
@@ -368,7 +368,7 @@ def test_frozen_parameters_that_the_checkpoint_leaves_out_are_as_built(serve, tm
     task = net()
     head = {name: value + 1 for name, value in task.model.state_dict().items() if name.startswith("head")}
     torch.save(head, tmp_path / "head.pt")
-    server = Server(task, Serve(), tmp_path / "head.pt", ALONE, tmp_path)
+    server = ModelServer(task, Serve(), tmp_path / "head.pt", ALONE, tmp_path)
     assert torch.equal(server.model.head.weight, head["head.weight"])
 
 
@@ -392,10 +392,10 @@ def test_frozen_parameters_that_the_checkpoint_leaves_out_are_as_built(serve, tm
 def test_weights_that_do_not_fit_are_told_in_one_line(tmp_path, weights, save_frozen, problem):
     torch.save({name: torch.zeros(shape) for name, shape in weights.items()}, tmp_path / "weights.pt")
     with pytest.raises(UsageError, match=r"weights: .*weights\.pt") as error:
-        Server(net(save_frozen), Serve(), tmp_path / "weights.pt", ALONE, tmp_path)
+        ModelServer(net(save_frozen), Serve(), tmp_path / "weights.pt", ALONE, tmp_path)
     assert problem in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_task_that_answers_nothing_cannot_serve(tmp_path):
     with pytest.raises(UsageError, match=r"kind: infer: the task has no answer\(model, requests\), so it cannot serve"):
-        Server(Task(model=nn.Linear(1, 1)), Serve(), None, ALONE, tmp_path)
+        ModelServer(Task(model=nn.Linear(1, 1)), Serve(), None, ALONE, tmp_path)

@@ -214,7 +214,7 @@ def test_neither_notices_that_the_runner_or_the_daemon_dies(pair: Pair) -> None:
         process.kill()
         [pair.goes_on(name) for name in ("left", "right")]
         process.launch()
-    pair.jobs.client.wait_until_up(90)
+    until(lambda: pair.jobs.client.get("/v1/status"), 90)
     until(lambda: pair.jobs.sql("SELECT pid FROM nodes WHERE state = 'up'") == [(pair.runner.pid,)])
     pair.together(pair.left, pair.right)
     assert [pair.goes_on(name)[0] for name in ("left", "right")] == before

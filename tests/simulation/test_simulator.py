@@ -28,7 +28,7 @@ from scripted import (
     run,
     workload,
 )
-from stoker.engine.scheduling.guards import Actions, Limits
+from stoker.engine.scheduling.guards import Actions, PreemptionLimits
 from stoker.engine.sim import failures, simulator
 from stoker.engine.sim.results.result import Result
 from stoker.engine.sim.run_options import NO_LIMITS, Costs, Errors
@@ -165,7 +165,7 @@ def test_no_job_is_lost_and_no_gpu_is_used_twice(name: str, jobs: Workload, node
 @pytest.mark.sampled(5)
 def test_who_looks_on_changes_nothing(name: str, jobs: Workload, nodes: str, costs: Costs, guarded: bool) -> None:
     """Unobserved, plans take short ways: starts that need no question, and plans that need no long check."""
-    limits = Limits(min_run_time=10.0, max_preemptions=3, cooldown=20.0) if guarded else NO_LIMITS
+    limits = PreemptionLimits(min_run_time=10.0, max_preemptions=3, cooldown=20.0) if guarded else NO_LIMITS
     unseen, seen = (run(jobs, name, nodes, costs, look, limits=limits) for look in (None, lambda *_: None))
     assert digest(unseen) == digest(seen)
 
@@ -175,7 +175,7 @@ def test_who_looks_on_changes_nothing(name: str, jobs: Workload, nodes: str, cos
 @settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 def test_the_guards_of_the_daemon_hold(name: str, jobs: Workload, nodes: str, costs: Costs) -> None:
     """At most so many preemptions, and none before a job has run for the minimum; figures stay true under them."""
-    result = run(jobs, name, nodes, costs, limits=Limits(min_run_time=20.0, max_preemptions=2, cooldown=30.0))
+    result = run(jobs, name, nodes, costs, limits=PreemptionLimits(min_run_time=20.0, max_preemptions=2, cooldown=30.0))
     assert_accounts_agree(jobs, nodes, result)
     assert result.fates.preemptions.max(initial=0) <= 2
     if not costs.failures_per_gpu_hour:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scripted import Scripted, Timetable, run, workload
-from stoker.engine.sim.agenda import Agenda, Kind
+from stoker.engine.sim.agenda import Agenda, EventKind
 from stoker.engine.sim.run_options import Costs, Errors
 from stoker.engine.sim.truth import beliefs
 from stoker.policies.contract import Allocation, Group, Phase, Plan, Profile, View, plan_of
@@ -428,14 +428,14 @@ def test_what_a_stop_undoes_is_told_from_the_last_paces_alone() -> None:
 
 def test_events_that_are_void_are_forgotten_and_the_others_keep_their_order() -> None:
     agenda = Agenda(3)
-    agenda.put(5.0, Kind.END, 1)
+    agenda.put(5.0, EventKind.END, 1)
     for moment in range(5000):
         agenda.void(0)
-        agenda.put(9000.0 - moment, Kind.END, 0)
-    agenda.put(5.0, Kind.STOPPED, 2)
+        agenda.put(9000.0 - moment, EventKind.END, 0)
+    agenda.put(5.0, EventKind.STOPPED, 2)
     assert len(agenda._heap) < 3000
     agenda.now = 9000.0
-    assert [agenda.pop() for _ in range(4)] == [(Kind.END, 1), (Kind.STOPPED, 2), (Kind.END, 0), None]
+    assert [agenda.pop() for _ in range(4)] == [(EventKind.END, 1), (EventKind.STOPPED, 2), (EventKind.END, 0), None]
 
 
 def test_the_view_tells_what_is_so() -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stoker.engine.cli.main import run
-from stoker.engine.report import trace_plots
+from stoker.engine.report import style
 from stoker.engine.report.trace_page import SECTIONS, write_trace_report
 from stoker.engine.report.trace_plots import FIGURES
 from stoker.engine.traces.describe import Description, by_name, by_request, cdf, demand, quantiles, recurrence
@@ -44,7 +44,7 @@ def hourly(period: float, hours: int, seed: int = 0, mean: float = 20.0, swing: 
 @pytest.fixture(autouse=True)
 def _coarse_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Most of the time that a figure takes goes by its dots."""
-    monkeypatch.setattr(trace_plots, "DPI", 30)
+    monkeypatch.setattr(style, "DPI", 30)
 
 
 # -- durations and requests ----------------------------------------------------------------------------------------------

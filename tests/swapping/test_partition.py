@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from stoker.engine.errors import UsageError
 from stoker.runners.swap.partition import (
     Crossing,
-    Measured,
+    MeasuredChain,
     Parts,
     Piece,
     Weight,
@@ -39,7 +39,7 @@ def chains(draw):
         pieces.append(Piece(name=str(k), start=k, stop=k + 1, weights=weights, **numbers, **seconds))
     spans = st.tuples(st.integers(0, count - 1), st.integers(1, count), SIZE).filter(lambda s: s[0] < s[1] < count)
     crossings = st.lists(spans.map(lambda s: Crossing(*s)), max_size=6).map(tuple) if count > 1 else st.just(())
-    return Measured(
+    return MeasuredChain(
         pieces=tuple(pieces), values=draw(crossings), gradients=draw(crossings), inputs=draw(SIZE),
         part_forward=float(draw(st.integers(0, 2))), part_backward=float(draw(st.integers(0, 2))),
     )  # fmt: skip
@@ -107,7 +107,7 @@ def even(count=4, **changes):
         Piece(name=f"p{k}", start=10 * k, stop=10 * (k + 1), weights=(Weight(k, 10, True),), **(values | changes)) for k in range(count)
     )
     passed = tuple(Crossing(k, k + 1, 1) for k in range(count - 1))
-    return Measured(pieces=pieces, values=passed, gradients=passed, inputs=1)
+    return MeasuredChain(pieces=pieces, values=passed, gradients=passed, inputs=1)
 
 
 def test_a_step_by_hand():

@@ -136,7 +136,7 @@ def test_what_cannot_be_planned_is_told_in_one_line(plan, task, cap, words):
     ("options", "words"),
     [
         ((), "memory.cap: the job has none"),
-        (("--cap", "0"), "a cap of 0 holds nothing"),
+        (("--cap", "0"), "must be at least one byte"),
         (("--cap", "much"), "--cap"),
         (("--cap", "1MiB", "--accumulate", "0"), "--accumulate"),
         (("--cap", "1MiB", "--accumulate", "some"), "neither a whole number nor auto"),

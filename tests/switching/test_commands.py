@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from stoker.engine.identity import stat
 from stoker.engine.protocol import Assignment
-from stoker.runners.host.runs import Phase, Run
+from stoker.runners.host.runs import Run, RunPhase
 from stoker.runners.lease import processes
 from stoker.runners.lease.rundir import RunDir
 from stoker.runners.share.command_turns import below
@@ -178,7 +178,7 @@ def test_a_supervisor_that_is_stopped_while_it_has_the_turn_is_seen_by_the_agent
     assignment = Assignment(lease=1, job=1, attempt=1, spec={}, gpus=["here/cpu0"], world_size=1, share="switched")
     run = Run.take_up(one.run, assignment, "here")
     run.look()
-    assert run.phase is Phase.LIVE
+    assert run.phase is RunPhase.LIVE
     until(lambda: look(tmp_path / "turn").silent > 0.3)
     run.stop("hang", 5.0)
     assert one.end()["stop_reason"] == "hang"

@@ -25,7 +25,7 @@ from stoker.engine.forecast.start_ups import COMMAND, RECIPE, StartUps
 from stoker.engine.forecast.trial import with_job
 from stoker.engine.forecast.whatif import Prospect, Question, by_queue, look_ahead, quickest, spread_out
 from stoker.engine.forecast.work_draws import ENOUGH_ENDED_JOBS, MEDIAN_IF_UNKNOWN, SAID_SPREAD, STEPS_SPREAD, Durations, Finished, Known
-from stoker.engine.scheduling.guards import Evictions, Limits
+from stoker.engine.scheduling.guards import Evictions, PreemptionLimits
 from stoker.engine.scheduling.ticks import Rules
 from stoker.engine.sim.cluster import Cluster
 from stoker.engine.sim.run_options import NO_LIMITS, Costs, Options
@@ -42,7 +42,7 @@ from waiting import patient
 NOTHING = Finished([], np.zeros(0), np.zeros(0))
 
 
-def rules(policy: str, limits: Limits = NO_LIMITS) -> Rules:
+def rules(policy: str, limits: PreemptionLimits = NO_LIMITS) -> Rules:
     return Rules(policy, lambda: registry.create(policy, {}), limits, Evictions())
 
 
@@ -155,7 +155,7 @@ class TestFromTheMiddle:
     def test_who_gave_way_does_not_displace_yet(self) -> None:
         """Job 2 displaces job 1 by its priority at once, but not if it gave way to it a moment ago."""
         jobs = [Job(1, held=(0,), remaining=100, run_time=100, lease_time=100), Job(2, remaining=10, priority=5)]
-        view, limits = make_view([1], jobs), Limits(min_run_time=0.0, cooldown=60.0)
+        view, limits = make_view([1], jobs), PreemptionLimits(min_run_time=0.0, cooldown=60.0)
         found = [
             ends_from(
                 view, view.jobs.remaining, registry.create("priority", {}), Options(limits=limits), everybody(view), evictions=evictions
@@ -221,7 +221,7 @@ class TestFromTheMiddle:
     def test_any_pool_can_be_gone_on_with(self, policy: str, view: View) -> None:
         left = np.nan_to_num(view.jobs.remaining, nan=100.0)
         made = registry.create(policy, {})
-        found = ends_from(view, left, made, Options(limits=Limits()), everybody(view), evictions=Evictions(), cpu_seconds=20.0)
+        found = ends_from(view, left, made, Options(limits=PreemptionLimits()), everybody(view), evictions=Evictions(), cpu_seconds=20.0)
         ended = ~np.isnan(found)
         assert len(found) == len(view.jobs) and (found[ended] >= left[ended] - 1e-6).all()
 

@@ -18,7 +18,7 @@ from stoker.engine.fleet import registration as runners
 from stoker.engine.fleet.watch import look_at_leases
 from stoker.engine.jobs.submission import SubmitRequest, submit
 from stoker.engine.protocol import VERSION, GpuInfo, Hello, Report, WorkerUpdate
-from stoker.engine.scheduling.guards import Limits
+from stoker.engine.scheduling.guards import PreemptionLimits
 from stoker.engine.scheduling.ticks import Scheduling
 from stoker.engine.sim.cluster import Cluster
 from stoker.engine.sim.run_options import Costs, Errors, Options
@@ -196,7 +196,7 @@ def test_alone_in_a_simulation_it_starts_once(
     )
     options = Options(
         costs=Costs(suspend=4.0, resume=18.0, commit=commit) if costly else Costs(commit=commit),
-        limits=Limits(min_run_time, 10, 60.0),
+        limits=PreemptionLimits(min_run_time, 10, 60.0),
         errors=Errors(duration=wrong),
     )
     result = simulate(workload, Cluster((GPUS,)), registry.create(name, SHORT.get(name, {})), options)

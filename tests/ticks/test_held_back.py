@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 
 import pytest
-from stoker.engine.scheduling.guards import Evictions, Limits
+from stoker.engine.scheduling.guards import Evictions, PreemptionLimits
 from stoker.engine.scheduling.held_back import HeldBack, held_back
 from stoker.policies import registry
 from views import NOW, Job, make_view
 
-LIMITS = Limits(min_run_time=60, max_preemptions=3, cooldown=300)
+LIMITS = PreemptionLimits(min_run_time=60, max_preemptions=3, cooldown=300)
 
 
 def guard(*jobs: Job, policy: str = "priority", gave_way: dict[tuple[int, int], float] | None = None, gpus: int = 2) -> HeldBack | None:

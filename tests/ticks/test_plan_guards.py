@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stoker.engine.scheduling.guards import Actions, Evictions, Joined, Limits, PlannedStop, Start, next_look, protect, reconcile
+from stoker.engine.scheduling.guards import Actions, Evictions, Joined, PlannedStop, PreemptionLimits, Start, next_look, protect, reconcile
 from stoker.engine.scheduling.plan_check import PlanError, check
 from stoker.policies.contract import Allocation, Group, Phase, Plan, plan_of
 from views import NOW, Job, World, make_view, views
 
-FREE = Limits(min_run_time=0, cooldown=300)
+FREE = PreemptionLimits(min_run_time=0, cooldown=300)
 
 
 def act(jobs, allocations, *, nodes=(4,), limits=FREE, evictions=None, unusable=(), groups=(), preempt=None):
@@ -51,7 +51,7 @@ def test_a_job_left_out_goes_on_while_nobody_wants_its_gpus():
 
 def test_what_a_guard_defers_is_looked_at_again_when_it_ends():
     """Nobody waits: 1 is to grow onto the GPU of 2, which has run for 59 of its 60 s."""
-    limits = Limits(min_run_time=60)
+    limits = PreemptionLimits(min_run_time=60)
     view = make_view((4,), [Job(1, gpus_max=2, held=(0,), lease_time=500), Job(2, held=(1,), lease_time=59)])
     plan = check(Plan({1: Allocation((0, 1))}, preempt=[2]), view)
     actions = reconcile(view, plan, limits, Evictions())
@@ -61,7 +61,7 @@ def test_what_a_guard_defers_is_looked_at_again_when_it_ends():
 def test_all_victims_or_none():
     # 1 could be stopped, 2 not yet: 1 would lose its work for nothing.
     jobs = [Job(1, held=(0,), lease_time=500), Job(2, held=(1,), lease_time=59), Job(3, gpus=2)]
-    actions = act(jobs, {3: (0, 1)}, limits=Limits(min_run_time=60))
+    actions = act(jobs, {3: (0, 1)}, limits=PreemptionLimits(min_run_time=60))
     assert actions == Actions(deferred=[(3, "job 2 has run for less than 60 s and is not stopped before")])
 
 
@@ -72,9 +72,9 @@ def test_no_eviction_for_a_gang_with_an_unusable_gpu():
 
 def test_the_budget_of_preemptions():
     jobs = [Job(1, held=(0,), preemptions=3), Job(2)]
-    actions = act(jobs, {2: (0,)}, limits=Limits(0, max_preemptions=3))
+    actions = act(jobs, {2: (0,)}, limits=PreemptionLimits(0, max_preemptions=3))
     assert actions == Actions(deferred=[(2, "job 1 has been preempted 3 times and is not preempted again")])
-    assert act(jobs, {2: (0,)}, limits=Limits(0, max_preemptions=4)).stops == [(1, "preempted", 2)]
+    assert act(jobs, {2: (0,)}, limits=PreemptionLimits(0, max_preemptions=4)).stops == [(1, "preempted", 2)]
 
 
 def test_who_gave_way_may_have_the_place_that_the_other_leaves():
@@ -120,7 +120,7 @@ def test_a_move_waits_for_free_gpus():
     assert act([Job(1, held=(0,))], {1: (1,)}).stops == [(1, "preempted", None)]
     growing = [Job(1, gpus_max=2, held=(0,)), Job(2, held=(1,), stopping=True)]
     assert act(growing, {1: (0, 1)}) == Actions(deferred=[(1, "is moved when job 2 has left the GPUs that it moves to")])
-    young = act([Job(1, held=(0,), lease_time=5)], {1: (1,)}, limits=Limits(min_run_time=60))
+    young = act([Job(1, held=(0,), lease_time=5)], {1: (1,)}, limits=PreemptionLimits(min_run_time=60))
     assert young == Actions(deferred=[(1, "job 1 has run for less than 60 s and is not stopped before")])
 
 
@@ -146,14 +146,14 @@ def test_nobody_makes_way_for_a_move_that_is_not_done():
         return [text for _, text in actions.deferred]
 
     one, two, three = Job(1, gpus_max=3, held=(0,), lease_time=500), Job(2, held=(1,), lease_time=500), Job(3, held=(2,), lease_time=500)
-    young, limits = {"lease_time": 59}, Limits(min_run_time=60)
+    young, limits = {"lease_time": 59}, PreemptionLimits(min_run_time=60)
     too_soon = "has run for less than 60 s and is not stopped before"
     # All victims or none, and none for a job that may not be moved itself.
     assert stops([one, two, dataclasses.replace(three, **young)], limits=limits) == [f"job 3 {too_soon}"]
     assert stops([dataclasses.replace(one, **young), two, three], limits=limits) == [f"job 1 {too_soon}"]
     assert stops([one, two, three], unusable=[2]) == ["GPU n0/g2 is not usable now"]
     spent = dataclasses.replace(three, preemptions=3)
-    assert stops([one, two, spent], limits=Limits(0, 3)) == ["job 3 has been preempted 3 times and is not preempted again"]
+    assert stops([one, two, spent], limits=PreemptionLimits(0, 3)) == ["job 3 has been preempted 3 times and is not preempted again"]
     # Nor for one that gave way to a victim, or for whom a victim made way before.
     for stop, said in (
         (PlannedStop(1, "preempted", 3), "gave way to job 3 less than 300 s ago and may not displace it yet"),
@@ -179,7 +179,7 @@ def test_jobs_that_move_onto_each_others_gpus_are_moved_at_once():
     # All of them or none.
     for young in range(4):
         one_is_young = [dataclasses.replace(job, lease_time=59.0 if place == young else 500.0) for place, job in enumerate(jobs)]
-        assert act(one_is_young, circle, limits=Limits(min_run_time=60)).stops == []
+        assert act(one_is_young, circle, limits=PreemptionLimits(min_run_time=60)).stops == []
     # Who waits for somebody else is not hurried.
     behind = [*jobs[:3], Job(4, held=(3,)), Job(5, held=(4,), lease_time=500)]
     actions = act(behind, {1: (1,), 2: (2,), 3: (0,), 4: (4,)}, nodes=(5,))
@@ -190,7 +190,7 @@ def test_jobs_that_move_onto_each_others_gpus_are_moved_at_once():
 def test_nobody_moves_for_a_start_that_is_refused():
     # 3 wants the node; 2 is too young to stop, so 1 need not go to GPU 2 either.
     jobs = [Job(1, held=(0,), lease_time=500), Job(2, held=(1,), lease_time=1), Job(3, gpus=2)]
-    actions = act(jobs, {1: (2,), 3: (0, 1)}, nodes=(2, 2), limits=Limits(min_run_time=60))
+    actions = act(jobs, {1: (2,), 3: (0, 1)}, nodes=(2, 2), limits=PreemptionLimits(min_run_time=60))
     assert actions.stops == []
     assert actions.deferred[1] == (1, "is not moved: the job that wants its GPUs cannot start yet")
 
@@ -203,7 +203,7 @@ def test_partners_of_a_group_share_without_eviction():
 def test_a_lease_does_not_end_before_the_protection_does():
     jobs = [Job(1, held=(0,), lease_time=40), Job(2, held=(1,), lease_time=400), Job(3)]
     view = make_view((3,), jobs)
-    limits = Limits(min_run_time=60, max_preemptions=3)
+    limits = PreemptionLimits(min_run_time=60, max_preemptions=3)
 
     def ends(lease_end):
         plan = check(Plan({job: Allocation((gpu,), lease_end) for gpu, job in enumerate((1, 2, 3))}), view)
@@ -219,13 +219,13 @@ def test_a_lease_does_not_end_once_the_budget_is_spent():
     jobs = [Job(1, held=(0,), lease_time=400, preemptions=3), Job(2, preemptions=3)]
     view = make_view((2,), jobs)
     plan = check(Plan({1: Allocation((0,), NOW + 90), 2: Allocation((1,), NOW + 90)}), view)
-    actions = reconcile(view, plan, Limits(max_preemptions=3), Evictions())
+    actions = reconcile(view, plan, PreemptionLimits(max_preemptions=3), Evictions())
     assert actions == Actions(starts=[Start(2, (1,), None)], renewals=[(1, None)])
 
 
 @given(view=views())
 def test_what_a_policy_is_told_is_protected_is_what_is_not_stopped(view):
-    limits = Limits(min_run_time=50, max_preemptions=2)
+    limits = PreemptionLimits(min_run_time=50, max_preemptions=2)
     told = protect(view, limits).jobs
     active = np.flatnonzero(view.jobs.phase == Phase.ACTIVE)
     assert not told.protected[view.jobs.phase != Phase.ACTIVE].any()
@@ -237,7 +237,7 @@ def test_what_a_policy_is_told_is_protected_is_what_is_not_stopped(view):
             assert bool(reconcile(view, move, limits, Evictions()).stops) != bool(told.protected[row])
 
 
-@pytest.mark.parametrize("limits", [FREE, Limits(min_run_time=50, max_preemptions=2)])
+@pytest.mark.parametrize("limits", [FREE, PreemptionLimits(min_run_time=50, max_preemptions=2)])
 @given(view=views(), data=st.data())
 @settings(max_examples=150)
 def test_what_any_valid_plan_can_bring_about(limits, view, data):
@@ -325,7 +325,7 @@ class Spiteful:
 @settings(max_examples=15)
 def test_a_spiteful_policy_comes_to_rest_within_the_budget(seed):
     jobs = {number: Job(number, gpus=1 + number % 3) for number in range(1, 8)}
-    world = World([4, 2], jobs, limits=Limits(min_run_time=20, max_preemptions=2, cooldown=60))
+    world = World([4, 2], jobs, limits=PreemptionLimits(min_run_time=20, max_preemptions=2, cooldown=60))
     policy = Spiteful(seed)
     for _ in range(400):
         world.tick(policy)
@@ -348,7 +348,7 @@ class TakingTurns:
 
 
 def test_two_jobs_cannot_take_turns_faster_than_the_cooldown():
-    world = World([1], {1: Job(1, held=(0,)), 2: Job(2)}, limits=Limits(min_run_time=0, cooldown=300), seconds=10)
+    world = World([1], {1: Job(1, held=(0,)), 2: Job(2)}, limits=PreemptionLimits(min_run_time=0, cooldown=300), seconds=10)
     times = []
     for _ in range(100):
         if world.tick(TakingTurns()).stops:

@@ -25,7 +25,7 @@ from stoker.runners.loaders.tuning.controllers.dqn import Dqn, DqnOptions, RateD
 from stoker.runners.loaders.tuning.controllers.features import LAYOUTS, WIDTHS, WORST_REWARD, Encoder, Rows
 from stoker.runners.loaders.tuning.controllers.fixed import Uniform
 from stoker.runners.loaders.tuning.controllers.pilot import FIRST_UPDATE_AFTER, taken
-from stoker.runners.loaders.tuning.controllers.q_network import STAY, STEPS, Agent, Choice, Learning, Trail
+from stoker.runners.loaders.tuning.controllers.q_network import STAY, STEPS, Choice, Learning, QAgent, Trail
 from stoker.runners.loaders.tuning.known_controllers import create
 
 steady = settings(max_examples=30)
@@ -83,7 +83,7 @@ def test_the_stages_layout_tells_the_bottleneck_and_the_papers_does_not() -> Non
 
 
 def test_a_transition_sums_the_discounted_rewards_of_the_windows_ahead() -> None:
-    agent = Agent(learning=Learning(ahead=3, discount=0.5), knobs=2)
+    agent = QAgent(learning=Learning(ahead=3, discount=0.5), knobs=2)
     trail = Trail([], [], [])
     rows = [np.full((2, WIDTHS["stages"]), number, np.float32) for number in range(5)]
     for number, earned in enumerate((1.0, 2.0, 4.0, 8.0)):
@@ -97,7 +97,7 @@ def test_a_transition_sums_the_discounted_rewards_of_the_windows_ahead() -> None
 
 def test_it_learns_which_step_a_row_asks_for() -> None:
     """A world without a later: +5 is right where the first number is positive, -5 where it is not, for each knob apart."""
-    agent = Agent(learning=Learning(hidden=32, rate=3e-3, batch=64, discount=0.0, ahead=1), knobs=3, seed=1)
+    agent = QAgent(learning=Learning(hidden=32, rate=3e-3, batch=64, discount=0.0, ahead=1), knobs=3, seed=1)
     rng, trail = np.random.default_rng(0), Trail([], [], [])
 
     def draw() -> Rows:
@@ -116,7 +116,7 @@ def test_it_learns_which_step_a_row_asks_for() -> None:
 
 
 def test_a_shorter_pipeline_does_not_see_the_rows_that_fill_it_up() -> None:
-    agent = Agent(knobs=6)
+    agent = QAgent(knobs=6)
     rows = torch.randn(1, 6, WIDTHS["stages"])
     present = torch.tensor([[1.0, 1.0, 0.0, 0.0, 0.0, 0.0]])
     noise = rows + 100 * (1 - present).unsqueeze(-1)
@@ -126,7 +126,7 @@ def test_a_shorter_pipeline_does_not_see_the_rows_that_fill_it_up() -> None:
 def test_exploration_is_random_and_the_training_jobs_random_state_is_left_alone() -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    agent = Agent(knobs=2, seed=3)
+    agent = QAgent(knobs=2, seed=3)
     rows = np.zeros((2, WIDTHS["stages"]), np.float32)
     assert len({tuple(agent.choose(rows)) for _ in range(50)}) == 1
     assert len({tuple(agent.choose(rows, 1.0)) for _ in range(200)}) > 15
@@ -141,11 +141,11 @@ def test_what_really_happened_is_learned_and_not_what_was_wanted() -> None:
 
 
 def test_weights_come_back_as_they_were_and_are_the_same_bytes(tmp_path: Path) -> None:
-    agent = Agent(knobs=2, seed=7)
+    agent = QAgent(knobs=2, seed=7)
     for name in ("a", "b"):
         agent.save(tmp_path / name, {"seed": 7})
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-    other = Agent(knobs=4, seed=8)
+    other = QAgent(knobs=4, seed=8)
     other.load(tmp_path / "a")
     assert other.recipe == {"seed": 7}
     assert all(torch.equal(mine, its) for mine, its in zip(agent.network.parameters(), other.network.parameters(), strict=True))
@@ -170,16 +170,16 @@ def _with_about(path: Path, **changes: object) -> None:
         (lambda path: _with_about(path, version=99), "has version 99, this agent needs"),
         (lambda path: _with_about(path, layout="table2"), "has layout 'table2', this agent needs 'stages'"),
         (lambda path: _with_about(path, steps=[-1, 0, 1]), "has steps"),
-        (lambda path: Agent(learning=Learning(hidden=8), knobs=1).save(path, {}), "has hidden 8"),
+        (lambda path: QAgent(learning=Learning(hidden=8), knobs=1).save(path, {}), "has hidden 8"),
     ],
     ids=["missing", "garbage", "cut", "no recipe", "version", "layout", "steps", "hidden"],
 )
 def test_weights_that_do_not_fit_are_refused_in_one_line(tmp_path: Path, spoil: Callable[[Path], object], words: str) -> None:
     path = tmp_path / "weights.npz"
-    Agent(knobs=2).save(path, {})
+    QAgent(knobs=2).save(path, {})
     spoil(path)
     with pytest.raises(UsageError, match=words) as refused:
-        Agent(knobs=2).load(path)
+        QAgent(knobs=2).load(path)
     assert "pretrain" in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -196,7 +196,7 @@ def test_pretraining_is_the_same_bytes_for_the_same_command(tmp_path: Path, caps
     first, second, other = ((tmp_path / name).read_bytes() for name in "abc")
     assert first == second != other
     assert "windows" in capsys.readouterr().err
-    agent = Agent(knobs=3)
+    agent = QAgent(knobs=3)
     agent.load(tmp_path / "a")
     assert agent.recipe == {"stages": 3, "windows": 1300, "updates": 1, "seed": 1}
 
@@ -214,7 +214,7 @@ def run(pipe: SimulatedPipeline, controller: Controller, windows: int) -> list[f
 
 
 def test_the_shipped_agent_is_small_and_does_better_than_an_even_division_where_it_has_never_been() -> None:
-    agent = Agent(knobs=6)
+    agent = QAgent(knobs=6)
     agent.load()
     assert agent.recipe["windows"] >= 100_000
     assert sum(path.stat().st_size for path in pretrain.SHIPPED_AT.parent.glob("*.npz")) < 200_000
@@ -291,7 +291,7 @@ class Led:
 
 def steered(monkeypatch: pytest.MonkeyPatch, choose: Callable[[Rows], Sequence[int]]) -> None:
     """Every agent chooses so."""
-    monkeypatch.setattr(Agent, "choose", lambda self, rows, exploration=0.0: np.array(choose(rows)))
+    monkeypatch.setattr(QAgent, "choose", lambda self, rows, exploration=0.0: np.array(choose(rows)))
 
 
 def test_behind_another_controller_a_poor_agent_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:

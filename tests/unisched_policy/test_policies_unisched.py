@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given as for_all
 from hypothesis import settings
 from hypothesis import strategies as st
-from stoker.engine.scheduling.guards import Limits, protect
-from stoker.engine.scheduling.plan_check import check, complete
+from stoker.engine.scheduling.guards import PreemptionLimits, protect
+from stoker.engine.scheduling.plan_check import check
 from stoker.engine.sim.cluster import Cluster
 from stoker.engine.sim.run_options import Costs, Errors, Options
 from stoker.engine.sim.simulator import simulate
@@ -24,7 +24,7 @@ from stoker.policies.unisched.modelling import model, standing_of
 from stoker.policies.unisched.roles import roles_of
 from stoker.policies.unisched.room import movers, shares
 from stoker.policies.unisched.solver.problem import Problem
-from views import GIB, NOW, Job, Kept, given, make_view, reasons, views
+from views import GIB, NOW, Job, Kept, complete, given, make_view, reasons, views
 
 BOUNDARY = 999_900.0  #: the cycle that NOW is in began here and lasts 300 s
 END = BOUNDARY + 300.0
@@ -537,7 +537,7 @@ def test_every_plan_is_valid_complete_and_deterministic(name: str, config: dict[
 @for_all(view=views(deadlines=True))
 @pytest.mark.sampled(2)
 def test_protected_jobs_stay(name: str, config: dict[str, Any], view: View):
-    view = protect(view, Limits(min_run_time=50, max_preemptions=3))
+    view = protect(view, PreemptionLimits(min_run_time=50, max_preemptions=3))
     runs = all_given(plan(name, view, **config), view)
     assert view.jobs.protected is not None
     for row in np.flatnonzero((view.jobs.phase == Phase.ACTIVE) & view.jobs.protected):

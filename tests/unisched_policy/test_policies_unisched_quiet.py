@@ -12,7 +12,7 @@ from hypothesis import given as for_all
 from hypothesis import settings
 from hypothesis import strategies as st
 from stoker.engine.scheduling.guards import Evictions as Gave
-from stoker.engine.scheduling.guards import Limits, protect, reconcile
+from stoker.engine.scheduling.guards import PreemptionLimits, protect, reconcile
 from stoker.engine.scheduling.plan_check import check
 from stoker.engine.sim.cluster import Cluster
 from stoker.engine.sim.results.result import Result
@@ -168,13 +168,13 @@ def test_a_lease_that_the_policy_found_with_an_end_is_not_taken_back_at_once():
 
 def test_a_guard_holds_longer_than_the_cycle():
     policy = started(HELD)
-    view = protect(make_view([4], [HELD, Job(2, gpus=4, remaining=10.0, submitted=NOW)]), Limits(min_run_time=900.0))
+    view = protect(make_view([4], [HELD, Job(2, gpus=4, remaining=10.0, submitted=NOW)]), PreemptionLimits(min_run_time=900.0))
     answer = policy.plan(view)
     assert answer.allocations[1].lease_end == NOW + 500.0
-    spent = protect(view, Limits(min_run_time=900.0, max_preemptions=0))
+    spent = protect(view, PreemptionLimits(min_run_time=900.0, max_preemptions=0))
     answer = started(HELD).plan(spent)
     assert 1 not in answer.allocations and not answer.preempt, "its lease has no end as it is"
-    assert not reconcile(spent, check(answer, spent), Limits(max_preemptions=0), Gave()).stops
+    assert not reconcile(spent, check(answer, spent), PreemptionLimits(max_preemptions=0), Gave()).stops
 
 
 def test_who_must_leave_the_gpus_of_the_profiler_leaves_them_for_somebody_only():
@@ -213,7 +213,7 @@ def test_nobody_can_tell_that_nobody_asked(
     workload = make_workload("w", submitted, duration, gpus, tiers=tiers, demand=[min(len(steps), 2) for steps in tiers])
     options = Options(
         costs=Costs(suspend=4.0, resume=18.0, lost_on_suspend=5.0, profiling=profiling) if costs else Costs(profiling=profiling),
-        limits=Limits(min_run_time=100.0, max_preemptions=2) if guarded else NO_LIMITS,
+        limits=PreemptionLimits(min_run_time=100.0, max_preemptions=2) if guarded else NO_LIMITS,
         errors=Errors(duration=wrong),
         seed=1,
     )

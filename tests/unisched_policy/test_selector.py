@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from stoker.policies.unisched.solver.choices import make_columns
 from stoker.policies.unisched.solver.dual import evaluate
 from stoker.policies.unisched.solver.patterns import patterns
-from stoker.policies.unisched.solver.problem import FEASIBLE, OPTIMAL, TIMEOUT, Limits, Problem, Solution, from_level
+from stoker.policies.unisched.solver.problem import FEASIBLE, OPTIMAL, TIMEOUT, Problem, Solution, SolverLimits, from_level
 from stoker.policies.unisched.solver.selector import solve
 from stoker.policies.unisched.solver.timetable import Schedule
 from stoker.policies.unisched.solver.twins import find_twins
@@ -192,13 +192,13 @@ def test_an_answer_is_what_it_says(problem: Problem) -> None:
 @pytest.mark.parametrize("size", [(60, 24), (300, 64)], ids=["60 jobs", "300 jobs"])
 def test_a_larger_answer_is_what_it_says(size: tuple[int, int], seed: int) -> None:
     problem = random_problem(*size, seed)
-    assert_true(problem, solve(problem, Limits(exact=0, cores=((200, 1.0),), nodes=20)))
+    assert_true(problem, solve(problem, SolverLimits(exact=0, cores=((200, 1.0),), nodes=20)))
 
 
 @given(larger_problems)
 def test_without_time_there_is_an_answer(problem: Problem) -> None:
     clock = itertools.count()
-    solution = solve(problem, Limits(seconds=0.0, clock=lambda: float(next(clock))))
+    solution = solve(problem, SolverLimits(seconds=0.0, clock=lambda: float(next(clock))))
     assert_true(problem, solution)
     assert solution.status in (OPTIMAL, TIMEOUT)
     assert solution.status == OPTIMAL or solution.gap > 0.01
@@ -208,7 +208,7 @@ def test_without_time_there_is_an_answer(problem: Problem) -> None:
 def test_a_limit_ends_the_search_wherever_it_is(ticks: int) -> None:
     clock = itertools.count()
     problem = random_problem(300, 64, 1)
-    limits = Limits(gap=0.0, seconds=float(ticks), clock=lambda: float(next(clock)), cores=((200, 1.0),), nodes=5)
+    limits = SolverLimits(gap=0.0, seconds=float(ticks), clock=lambda: float(next(clock)), cores=((200, 1.0),), nodes=5)
     solution = solve(problem, limits)
     assert_true(problem, solution)
     assert solution.status == TIMEOUT
@@ -216,7 +216,7 @@ def test_a_limit_ends_the_search_wherever_it_is(ticks: int) -> None:
 
 
 def test_iterations_that_are_used_up_are_no_timeout() -> None:
-    solution = solve(random_problem(300, 64, 1), Limits(gap=0.0, iterations=3, cores=(), exact=0))
+    solution = solve(random_problem(300, 64, 1), SolverLimits(gap=0.0, iterations=3, cores=(), exact=0))
     assert solution.status == FEASIBLE
     assert solution.seconds == 0.0
 
@@ -364,7 +364,7 @@ def test_far_deadlines_share_rows_and_the_answer_still_exists() -> None:
         for leases in rng.integers(1, 400, 60).tolist()
     ]
     problem = make_problem(jobs, 24)
-    solution = solve(problem, Limits(rows=24, cores=((200, 1.0),), nodes=20, exact=0))
+    solution = solve(problem, SolverLimits(rows=24, cores=((200, 1.0),), nodes=20, exact=0))
     assert solution.counts["rows"] <= 24 + 4
     used = np.zeros(4000, dtype=np.int64)
     for job, leases in enumerate(solution.leases):
@@ -379,7 +379,7 @@ def test_tasks_of_an_array_are_one_row_each_with_its_own_answer() -> None:
     """Ten of four GPUs and two leases until slot 4 in a node of 8, where 2 run at once: four are in time, the first of them now."""
     array, other = Job([whole(4, 2)], [(4, 100.0)]), Job([whole(8, 9)], [(2, 100.0)])
     problem = make_problem([array] * 5 + [other] + [array] * 5, 8)
-    together, apart = solve(problem), solve(problem, Limits(alike=None))
+    together, apart = solve(problem), solve(problem, SolverLimits(alike=None))
     assert together.counts["alike"] == 9 and apart.counts["alike"] == 0
     assert together.counts["columns"] * 10 == apart.counts["columns"]
     assert together.objective == apart.objective == 400.0
@@ -468,4 +468,4 @@ def test_a_problem_that_makes_no_sense_is_refused_by_name(name: str) -> None:
 @pytest.mark.parametrize("gap", [-0.1, 1.0, math.nan])
 def test_a_gap_is_a_share_below_one(gap: float):
     with pytest.raises(ValueError, match=r"gap: \S+ is no relative gap; give a share of the optimum, from 0 to less than 1"):
-        Limits(gap=gap)
+        SolverLimits(gap=gap)

@@ -44,6 +44,7 @@ TINY = {
     "overhead": ["--pairs", "2", "--seconds", "0.1"],
     "fidelity": ["--policy", "fifo", "--jobs", "3", "--gap", "0.5", "--steps", "5", "10"],
     "ymir_live": ["--tasks", "movies", "amazon", "--seeds=1", "--steps=6", "--limit=16", "--eval-limit=4", "--layers=last"],
+    "ymir_simulated": ["--tasks", "movies", "amazon", "--jobs=2", "--gap=0", "--steps=4", "--limit=16", "--eval-limit=4"],
     "accuracy": ["--jobs", "50", "--long", "20000", "--traces", ""],
     "autosched": [
         "--windows",
@@ -107,7 +108,7 @@ NIGHTLY = (
     "accuracy", "adhoc_sql", "assignment", "autosched", "fidelity", "first_step", "hostile", "idle", "intune",
     "intune_simulated", "iterations", "lookups", "many_runners", "overhead", "packing", "page", "perfect", "prompts", "replica_losses",
     "replicas", "replicas_pipelines", "reuse_augment", "selector", "shared_input", "store_writes", "submissions", "swap",
-    "swap_models", "switching", "switching_simulated", "unisched", "warm", "ymir_live",
+    "swap_models", "switching", "switching_simulated", "unisched", "warm", "ymir_live", "ymir_simulated",
 )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ from stoker.engine.fleet import registration as runners
 from stoker.engine.jobs.submission import SubmitRequest, submit
 from stoker.engine.protocol import VERSION, GpuInfo, Hello, Record, Records, Report, WorkerUpdate
 from stoker.engine.scheduling import ticks as module
-from stoker.engine.scheduling.guards import Actions, Limits
+from stoker.engine.scheduling.guards import Actions, PreemptionLimits
 from stoker.engine.scheduling.overheads import Overheads
 from stoker.engine.scheduling.policy_settings import PolicySetting, set_policy
 from stoker.engine.scheduling.ticks import Scheduling
@@ -54,7 +54,7 @@ CLOSE = 0.02  #: seconds by which figures may differ for that
 
 BUSY, SLOWDOWN = 0.6, 1.1  #: of a GPU alone, and of two jobs beside each other
 
-LIMITS = Limits(min_run_time=40.0, max_preemptions=2, cooldown=90.0)
+LIMITS = PreemptionLimits(min_run_time=40.0, max_preemptions=2, cooldown=90.0)
 COSTS = Costs(suspend=7.0, resume=11.0, cold_start=5.0, warm_start=5.0)
 FREE = Costs()
 
@@ -75,7 +75,7 @@ class Job:
 class Case:
     policy: str
     config: dict[str, Any] = field(default_factory=dict)
-    limits: Limits = NO_LIMITS
+    limits: PreemptionLimits = NO_LIMITS
     costs: Costs = FREE
     cluster: str = "2x4"
     then: tuple[float, dict[str, Any]] = (math.inf, {})  #: a moment, and the configuration from there on
@@ -522,7 +522,7 @@ BY_DAY = ("unisched", "lucid-profiled")
 PREEMPTIVE = {"priority", "srtf", "srsf", "edf", "las", "tiresias", "themis", "unisched"}
 
 
-def check(name: str, limits: Limits, costs: Costs, template: Path) -> None:
+def check(name: str, limits: PreemptionLimits, costs: Costs, template: Path) -> None:
     policy, config = POLICIES[name]
     decisions = compare(HISTORY, Case(policy, config, limits, costs), template)
     assert sum(len(decision.starts) for decision in decisions) >= len(HISTORY)
@@ -577,7 +577,7 @@ def test_another_configuration_in_the_middle(template: Path) -> None:
     [("backfill", NO_LIMITS, COSTS), ("priority", LIMITS, FREE), ("srtf", NO_LIMITS, FREE)],
     ids=["backfill-costs", "priority-limits", "srtf-neither"],
 )
-def test_without_guards_or_costs(name: str, limits: Limits, costs: Costs, template: Path) -> None:
+def test_without_guards_or_costs(name: str, limits: PreemptionLimits, costs: Costs, template: Path) -> None:
     check(name, limits, costs, template)
 
 
@@ -598,10 +598,10 @@ def histories(draw: st.DrawFn) -> list[Job]:
 @given(
     histories(),
     st.sampled_from(sorted(POLICIES)),
-    st.sampled_from([NO_LIMITS, Limits(min_run_time=15.0, max_preemptions=1, cooldown=30.0)]),
+    st.sampled_from([NO_LIMITS, PreemptionLimits(min_run_time=15.0, max_preemptions=1, cooldown=30.0)]),
     st.sampled_from([FREE, Costs(suspend=3.0, resume=4.0, resume_per_gpu=1.0, cold_start=2.0, warm_start=2.0)]),
 )
-def test_any_history_is_decided_alike(template: Path, jobs: list[Job], name: str, limits: Limits, costs: Costs) -> None:
+def test_any_history_is_decided_alike(template: Path, jobs: list[Job], name: str, limits: PreemptionLimits, costs: Costs) -> None:
     policy, config = POLICIES[name]
     compare(jobs, Case(policy, config, limits, costs, cluster="2x2"), template)
 

@@ -14,7 +14,7 @@ from stoker.policies.ymir.merge_columns import (
     TEMPORAL,
     Column,
     Costs,
-    Kind,
+    JobKind,
     Merge,
     allowed_gpus,
     at_most,
@@ -52,13 +52,13 @@ def test_a_fair_share_is_rounded_up_and_an_unmeasured_number_of_gpus_counts_as_t
 
 def test_costs_of_columns_by_hand() -> None:
     """A job of 100 s on one GPU and 60 on two, which holds one; a fair share is one GPU; a switch takes 10 s."""
-    columns = columns_of([Kind(0, 1, {1: 100.0, 2: 60.0, 3: 70.0}, held=1)], [], 8, 1, Costs(switch=10.0, waiting=50.0))
+    columns = columns_of([JobKind(0, 1, {1: 100.0, 2: 60.0, 3: 70.0}, held=1)], [], 8, 1, Costs(switch=10.0, waiting=50.0))
     # Nothing: twice 50, as it is the shortest. One: 100 / 100. Two: (60 + 10) / 100. Three are slower, and no column.
     assert [(column.gpus, column.cost) for column in columns] == [(0, 100.0), (1, 1.0), (2, pytest.approx(0.7))]
 
 
 def test_a_merge_is_weighed_by_its_gain_and_left_out_where_that_is_small() -> None:
-    kinds = [Kind(0, 1, {1: 60.0}), Kind(1, 1, {1: 100.0})]
+    kinds = [JobKind(0, 1, {1: 60.0}), JobKind(1, 1, {1: 100.0})]
     good, poor, same = (
         Merge(TEMPORAL, 0, 1, {1: (60.0, 80.0)}),
         Merge(TEMPORAL, 0, 1, {1: (60.0, 155.0)}),
@@ -69,15 +69,15 @@ def test_a_merge_is_weighed_by_its_gain_and_left_out_where_that_is_small() -> No
     assert [(column.kinds, column.cost) for column in merged] == [((0, 1), pytest.approx(2 * 140 / 220))]
 
 
-def _instance(seed: int) -> tuple[list[Kind], list[Column], int]:
+def _instance(seed: int) -> tuple[list[JobKind], list[Column], int]:
     draw = random.Random(seed)
-    gpus, jobs, kinds = draw.randint(1, 8), draw.randint(1, 6), list[Kind]()
+    gpus, jobs, kinds = draw.randint(1, 8), draw.randint(1, 6), list[JobKind]()
     while jobs:
         count = min(jobs, draw.choice([1, 1, 2, 3]))
         jobs -= count
         work, scaling = draw.uniform(50, 500), draw.uniform(0.3, 1.0)
         seconds = {n: work / n**scaling for n in allowed_gpus(1, draw.choice([1, 2, 4, 8]))}
-        kinds.append(Kind(draw.randint(0, 3), count, seconds, draw.choice([0, 0, 1, 2]), draw.choice([1, 1, 1, 2])))
+        kinds.append(JobKind(draw.randint(0, 3), count, seconds, draw.choice([0, 0, 1, 2]), draw.choice([1, 1, 1, 2])))
     merges = []
     for first, second in itertools.permutations(range(len(kinds)), 2):
         one, two, gain = kinds[first].seconds, kinds[second].seconds, draw.uniform(0.1, 1.1)
@@ -131,12 +131,12 @@ def test_many_columns_are_thinned_by_their_reduced_cost_with_a_bound_of_all(monk
     assert thinned >= 5 and sum(gaps) / len(gaps) < 0.02
 
 
-def _large(kinds_of: int, jobs: int) -> tuple[list[Kind], list[Merge]]:
+def _large(kinds_of: int, jobs: int) -> tuple[list[JobKind], list[Merge]]:
     draw = random.Random(3)
     kinds = []
     for number in range(kinds_of):
         work, scaling = draw.lognormvariate(6, 1), draw.uniform(0.5, 0.9)
-        kinds.append(Kind(number, jobs // kinds_of, {n: work / n**scaling for n in allowed_gpus(1, 32)}))
+        kinds.append(JobKind(number, jobs // kinds_of, {n: work / n**scaling for n in allowed_gpus(1, 32)}))
     merges = [
         Merge(TEMPORAL, a, b, {n: (one.seconds[n], one.seconds[n] + gain * two.seconds[n]) for n in one.seconds})
         for a, one in enumerate(kinds)

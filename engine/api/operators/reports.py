@@ -1,4 +1,4 @@
-"""What `stoker report` reads: the queries of sql/report/, by name, on the daemon's own cursor; and the bank of adapters."""
+"""Data of `stoker report`: the queries of sql/report/, by name, on the daemon's own cursor; and the bank of adapters."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ MAX_ROWS = 100_000
 MAX_SECONDS = 300.0
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ReportQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     query: str
     values: dict[str, Value] = {}
 
 
 async def report(call: Call) -> dict[str, Any]:
-    asked = await call.message(Asked)
+    asked = await call.message(ReportQuery)
     known = names("report")
     if asked.query not in known:
         raise NotFound(f"query: no query of a report is named {asked.query!r}{nearest(asked.query, known)}; there are: {', '.join(known)}")
     return await call.run(Kind.REPORT, _answer, call, asked)
 
 
-def _answer(call: Call, asked: Asked) -> dict[str, Any]:
+def _answer(call: Call, asked: ReportQuery) -> dict[str, Any]:
     found = read(call.daemon.store, f"report/{asked.query}", asked.values, rows=MAX_ROWS, seconds=MAX_SECONDS)
     rows = [[plain(value) for value in row] for row in found.rows]
     return {"columns": found.columns, "rows": rows, "truncated": found.truncated}

@@ -8,7 +8,7 @@ import msgspec
 
 from ....policies.autosched.objectives import OBJECTIVES
 from ....policies.autosched.search import TRIALS
-from ...autosched.pool_requests import Asked
+from ...autosched.pool_requests import PoolRequest
 from ...errors import UsageError
 from ...json_rows import objects
 from ..call import Call, endpoint
@@ -38,7 +38,7 @@ async def start(call: Call) -> dict[str, Any]:
     require_objective(asked.objective)
     if not 2 <= asked.trials <= MOST_TRIALS:
         raise UsageError(f"trials: {asked.trials} is outside its range 2 to {MOST_TRIALS}")
-    wanted = Asked(asked.pool, asked.objective, asked.dry_run, asked.trials, asked.only, asked.ranges, asked.seed, call.who.user)
+    wanted = PoolRequest(asked.pool, asked.objective, asked.dry_run, asked.trials, asked.only, asked.ranges, asked.seed, call.who.user)
     return await call.control(call.daemon.tuning.begin, wanted)
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import secrets
-import threading
 import time
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...errors import Conflict, LimitExceeded, NotFound
+from ...errors import Conflict, LimitExceeded
 from ...studies.stored_simulations import Columns, NewRun
+from .uploads import Waiting
 
 MAX_UPLOADS = 16  #: at once
 MAX_ROWS = 10_000_000  #: jobs of all uploads together, 80 bytes each
-FORGET_AFTER = 600.0  #: seconds without another slice
 
 
 @dataclass
@@ -22,6 +20,7 @@ class RunUpload:
     """One run on its way: its first message, and the slices of its jobs."""
 
     first: NewRun
+    user: str
     slices: list[Columns] = field(default_factory=list)
     rows: int = 0
     seen: float = 0.0
@@ -36,28 +35,18 @@ class RunUpload:
         return NewRun(self.first.row, jobs, self.first.usage, self.first.user)
 
 
-class RunUploads:
-    """Uploads that wait for more, by token. Only in memory: after a restart of the daemon they begin again."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._waiting: dict[str, RunUpload] = {}
+class RunUploads(Waiting[RunUpload]):
+    """Those of runs."""
 
     def begin(self, first: NewRun) -> str:
         """Wait for more of a run; the token to send it with."""
-        with self._lock:
-            self._forget_old()
-            if len(self._waiting) >= MAX_UPLOADS:
-                raise LimitExceeded(f"{MAX_UPLOADS} runs are being stored already: try again when one of them is done")
-            token = secrets.token_hex(8)
-            self._waiting[token] = RunUpload(first)
-            self._waiting[token].take(first.jobs)
-            return token
+        upload = RunUpload(first, first.user)
+        upload.take(first.jobs)
+        return self._keep(upload, MAX_UPLOADS, f"{MAX_UPLOADS} runs are being stored already: try again when one of them is done")
 
     def add(self, token: str, user: str, offset: int, jobs: Columns) -> None:
         """Append a slice that begins at row ``offset``."""
         with self._lock:
-            self._forget_old()
             upload = self._find(token, user)
             if offset != upload.rows:
                 raise Conflict(f"offset: row {upload.rows} is next, not {offset}")
@@ -72,17 +61,6 @@ class RunUploads:
             upload = self._find(token, user)
             del self._waiting[token]
         return upload.whole()
-
-    def _find(self, token: str, user: str) -> RunUpload:
-        upload = self._waiting.get(token)
-        if upload is None or upload.first.user != user:
-            raise NotFound(f"there is no upload {token[:40]!r}: it was finished, or no slice came for {FORGET_AFTER:g} s")
-        return upload
-
-    def _forget_old(self) -> None:
-        now = time.monotonic()
-        for token in [token for token, upload in self._waiting.items() if now - upload.seen > FORGET_AFTER]:
-            del self._waiting[token]
 
 
 def rows_of(columns: Columns) -> int:

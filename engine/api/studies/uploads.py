@@ -8,7 +8,7 @@ import time
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -94,31 +94,57 @@ def begin(trace: Trace, user: str) -> Upload:
     return upload
 
 
-class Uploads:
+class _Waits(Protocol):
+    user: str
+    seen: float  #: monotonic time of its last slice
+
+
+W = TypeVar("W", bound=_Waits)
+
+
+class Waiting(Generic[W]):
     """Uploads that wait for more, by token. Only in memory: after a restart of the daemon they begin again."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: dict[str, Upload] = {}
+        self._waiting: dict[str, W] = {}
 
-    def keep(self, upload: Upload) -> str:
-        """Wait for more of it; the token to send it with."""
+    def _keep(self, upload: W, most: int, full: str) -> str:
+        """The token to send more of it with; LimitExceeded says ``full`` where ``most`` wait already."""
         with self._lock:
             self._forget_old()
-            if len(self._waiting) >= MAX_UPLOADS:
-                raise LimitExceeded(f"{MAX_UPLOADS} traces are being imported already: try again when one of them has ended")
+            if len(self._waiting) >= most:
+                raise LimitExceeded(full)
             token = secrets.token_hex(8)
             upload.seen = time.monotonic()
             self._waiting[token] = upload
             return token
 
+    def _find(self, token: str, user: str) -> W:
+        """With the lock."""
+        self._forget_old()
+        upload = self._waiting.get(token)
+        if upload is None or upload.user != user:
+            raise NotFound(f"there is no upload {token[:40]!r}: it was finished, or no slice came for {FORGET_AFTER:g} s; send all again")
+        return upload
+
+    def _forget_old(self) -> None:
+        now = time.monotonic()
+        for token in [token for token, upload in self._waiting.items() if now - upload.seen > FORGET_AFTER]:
+            del self._waiting[token]
+
+
+class Uploads(Waiting[Upload]):
+    """Those of traces."""
+
+    def keep(self, upload: Upload) -> str:
+        """Wait for more of it; the token to send it with."""
+        return self._keep(upload, MAX_UPLOADS, f"{MAX_UPLOADS} traces are being imported already: try again when one of them has ended")
+
     def add(self, token: str, user: str, offset: int, jobs: Sequence[TraceJob]) -> Upload:
         """Append a slice that begins at job ``offset``; one that was sent before is not taken twice."""
         with self._lock:
-            self._forget_old()
-            upload = self._waiting.get(token)
-            if upload is None or upload.user != user:
-                raise NotFound(f"there is no upload {token[:40]!r}: it was finished, or no slice came for {FORGET_AFTER:g} s; import again")
+            upload = self._find(token, user)
             if offset + len(jobs) != upload.jobs or not jobs:
                 if offset != upload.jobs:
                     raise Conflict(f"offset: job {upload.jobs} is next, not {offset}")
@@ -132,8 +158,3 @@ class Uploads:
     def end(self, token: str) -> None:
         with self._lock:
             self._waiting.pop(token, None)
-
-    def _forget_old(self) -> None:
-        now = time.monotonic()
-        for token in [token for token, upload in self._waiting.items() if now - upload.seen > FORGET_AFTER]:
-            del self._waiting[token]

@@ -18,7 +18,7 @@ from ..jobref import JOB, job_path
 from ..output import Answer, json_option, write
 
 AT_ONCE = 64  #: requests of a file in one message
-LARGE = 512 << 10  #: characters of one message
+LARGEST_MESSAGE = 512 << 10  #: characters of one message
 PATIENCE = 60.0  #: seconds
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  #: seconds until a busy server is asked again
 Ask = Callable[[Sequence[Any]], list[dict[str, Any]]]
@@ -116,7 +116,7 @@ def _chunks(lines: Iterator[tuple[int, str]], at_once: int, as_json: bool) -> It
     for number, line in lines:
         if not line.strip():
             continue
-        if chunk and (len(chunk) == at_once or length + len(line) > LARGE):
+        if chunk and (len(chunk) == at_once or length + len(line) > LARGEST_MESSAGE):
             yield chunk
             chunk, length = [], 0
         try:

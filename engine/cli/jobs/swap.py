@@ -11,6 +11,7 @@ import click
 from ... import format as fmt
 from ...errors import UsageError
 from ..command import App, Group, examples, pass_app
+from ..numbers import Size
 from ..output import Answer, Column, Row, json_option, print_facts, print_table, section, write
 from .plan_by_worker import planned
 from .swap_drawing import draw
@@ -21,23 +22,6 @@ if TYPE_CHECKING:
     Whole = click.ParamType[int]
 else:  # not generic before click 8.4
     Whole = click.ParamType
-
-
-class Size(Whole):
-    """A size in bytes, as in a job's file."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        from ...spec.reading import units
-
-        try:
-            count = units.size(value)
-        except ValueError as error:
-            self.fail(f"{value!r}: {error}", param, ctx)
-        if count == 0:
-            self.fail("a cap of 0 holds nothing; give one such as 600MiB", param, ctx)
-        return count
 
 
 class Accumulate(Whole):

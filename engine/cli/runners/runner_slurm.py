@@ -19,7 +19,7 @@ from ..output import Answer, Column, json_option, print_table, write, write_raw
 from ..running.up import LEAST_STAY
 
 FOLDER = "slurm"  #: below the home
-LOOKS = 0.5  #: seconds between two questions while pilots leave
+QUESTION_INTERVAL = 0.5  #: seconds between two questions while pilots leave
 
 
 @click.group(cls=DefaultGroup, default="up")
@@ -93,7 +93,7 @@ def up(
 def _limit(given: str) -> float:
     from ...spec.reading.units import DURATION_FORMS, duration
 
-    least = slurm_runners.LEAD + 60.0 + LEAST_STAY
+    least = slurm_runners.WARNING_TIME + 60.0 + LEAST_STAY
     try:
         if given.strip().isdecimal():
             raise ValueError(f"{given!r} has no unit; give {DURATION_FORMS}")  # to sbatch it would be minutes
@@ -101,9 +101,8 @@ def _limit(given: str) -> float:
     except ValueError as error:
         raise UsageError(f"--time: {error}".replace(" 30, ", " ")) from None
     if seconds < least:
-        early = (
-            f"Slurm tells a pilot to leave {slurm_runners.LEAD:.0f} s before its limit or up to a minute earlier, so that its jobs can save"
-        )
+        warned = slurm_runners.WARNING_TIME
+        early = f"Slurm tells a pilot to leave {warned:.0f} to {warned + 60:.0f} s before its limit, so that its jobs can save"
         raise UsageError(f"--time: {given!r} is too short: {early}; give at least {fmt.duration(least)}")
     return seconds
 
@@ -180,7 +179,7 @@ def down(app: App, pool: str | None, timeout: float) -> Answer:
             raise Conflict(
                 f"pilots are still leaving after {timeout:.0f} s: jobs {left} of Slurm; wait with a larger --timeout, or scancel them"
             )
-        time.sleep(LOOKS)
+        time.sleep(QUESTION_INTERVAL)
     said = (
         f"{len(told)} pilots have left, {len(taken_back - told)} that waited are taken back"
         if told or taken_back

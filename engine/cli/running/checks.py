@@ -1,4 +1,4 @@
-"""What `stoker doctor` looks at. Each check answers with findings: what was found, and how to mend what is wrong."""
+"""The checks of `stoker doctor`. Each answers with findings: a fact, and how to mend it if it is wrong."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from ..output import Answer, Column, console, json_option, note, print_facts, pr
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE.parent.parent / "examples"
-LIMIT = 600.0  #: seconds after which the demo gives up
+TIME_LIMIT = 600.0  #: seconds after which the demo gives up
 FINAL = ("completed", "failed", "cancelled")
 
 #: The guards of a production host protect a job for 30 s after its start; jobs of the demo last as long as that in all.
@@ -96,7 +96,7 @@ def _run(
 
 def _watch(client: Client, stoker: Sequence[str]) -> list[dict[str, Any]]:
     """Show the jobs until all have ended; the urgent one comes when the first has trained for a while."""
-    end = time.monotonic() + LIMIT
+    end = time.monotonic() + TIME_LIMIT
     urgent = False
     with _display() as show:
         while time.monotonic() < end:
@@ -109,7 +109,7 @@ def _watch(client: Client, stoker: Sequence[str]) -> list[dict[str, Any]]:
             elif all(job["state"] in FINAL for job in jobs):
                 return sorted(jobs, key=lambda job: int(job["id"]))
             time.sleep(0.5)
-    raise StokerError(f"the demo's jobs had not ended after {LIMIT:.0f} s; is the machine busy?")
+    raise StokerError(f"the demo's jobs had not ended after {TIME_LIMIT:.0f} s; is the machine busy?")
 
 
 @contextlib.contextmanager

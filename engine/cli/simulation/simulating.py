@@ -1,4 +1,4 @@
-"""What `stoker simulate` and `stoker replay` share: the options of a study, running it, and showing it."""
+"""Common parts of `stoker simulate` and `stoker replay`: the options of a study, running it, and showing it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import click
 
 from ... import format as fmt
 from ...errors import StokerError, UsageError
-from ..command import App, Ended
+from ..command import App, CommandEnded
 from ..output import Answer, Row, console, note, print_table, section, write
 from ..running.policy import PolicyName
 from . import sim_words
@@ -160,7 +160,7 @@ def answer(app: App, study: Study, given: Mapping[str, Any], notes: Sequence[str
     rows = [row_of(average) for average in means]
     said = [*sim_words.remarks(study, rows, runs)]
     errors: list[StokerError] = [StokerError(f"{run.outcome.run}: {run.outcome.error}") for run in runs if run.outcome.error]
-    stopped = [] if ended is None else [Ended(f"{_ENDED[ended]}: {len(runs)} of {len(study.runs)} runs are done", 128 + ended)]
+    stopped = [] if ended is None else [CommandEnded(f"{_ENDED[ended]}: {len(runs)} of {len(study.runs)} runs are done", 128 + ended)]
     page = None
     if given["out"] and means:
         about = [*sim_words.about(study, name, time.time()), *notes, *said]
@@ -203,7 +203,7 @@ def _run(study: Study, processes: int | None, keeper: Keeper | None, head: str |
                     told(outcome.run, 1, 1)
                     if keeper is not None:
                         keeper.add(runs[-1])
-    except errors.Ended as error:
+    except errors.StudyEnded as error:
         ended = signal.Signals(error.number)
     except KeyboardInterrupt:  # the second one
         ended = signal.SIGINT
@@ -230,7 +230,7 @@ def _cluster(head: str | None) -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM raises `errors.Ended`; another Ctrl-C does what it does elsewhere, should the end take too long."""
+    """The first Ctrl-C or SIGTERM raises `StudyEnded`; another Ctrl-C does what it does elsewhere, should the end take too long."""
     from ...sim import simulation_error as errors
 
     if threading.current_thread() is not threading.main_thread():
@@ -241,7 +241,7 @@ def _signals() -> Iterator[None]:
         if number == signal.SIGTERM:
             before[number] = signal.SIG_IGN  # timeout(1) sends it to the command and then to its group: twice
         restore()
-        raise errors.Ended(number)
+        raise errors.StudyEnded(number)
 
     def restore() -> None:
         for number, handler in before.items():

@@ -38,9 +38,7 @@ _INSTEAD = "tune it when jobs wait, let it tune itself (stoker policy set POLICY
 )
 @click.option("--only", multiple=True, metavar="KEY", help="Tune this key only; may be repeated.")
 @click.option("--range", "ranges", multiple=True, metavar="KEY=LOW:HIGH", help="A narrower range of a key.")
-@click.option(
-    "--learn", is_flag=True, help="With --trace: learn the causal model and the predictor of durations first, from what came before."
-)
+@click.option("--learn", is_flag=True, help="With --trace: predict the durations of jobs first, learnt from what came before.")
 @click.option("--seed", type=click.IntRange(0, 2**31), default=0, show_default=True, help="Of the search.")
 @click.option("--trace", metavar="TRACE", help="Tune for a moment of a trace in place of a pool.")
 @click.option("-n", "--nodes", metavar="NODESxGPUS", help="With --trace: the cluster.")
@@ -129,9 +127,8 @@ def _request(
     app: App, given: Mapping[str, Any], only: tuple[str, ...], ranges: Mapping[str, tuple[float, float]]
 ) -> tuple[SearchRequest, str]:
     """The moment of the trace, and the words on what is expected then."""
-    from ...autosched.learning import Past, learnt_apart
     from ...autosched.moment_of_trace import DailyPredictor, situation_of, stand_at
-    from ...autosched.search_process import SEARCH_SECONDS, SearchRequest
+    from ...autosched.search_process import SearchRequest
     from ...sim.run_options import Options
     from ...sim.simulation_error import SimulationError
     from ...sim.study import choose
@@ -157,15 +154,11 @@ def _request(
     pools = {job.key: job.pool or "" for job in trace.jobs}
     vcs = [pools.get(key, "") for key in workload.key]
     situation, words = situation_of(simulation, choice.policy, Options(), DailyPredictor() if given["learn"] else None, vcs)
-    objective, seed, began = given["objective"], given["seed"], time.monotonic()
     try:
-        request = SearchRequest.of(situation, choice.config, objective, given["trials"], only=only, ranges=ranges, seed=seed)
+        asked = given["objective"], given["trials"]
+        return SearchRequest.of(situation, choice.config, *asked, only=only, ranges=ranges, seed=given["seed"]), words
     except ValueError as error:
         raise UsageError(str(error)) from None
-    if given["learn"]:
-        model = learnt_apart(Past(workload, cluster, at), choice.policy, choice.config, Options(), objective, seed)
-        request = dataclasses.replace(request, model=model, seconds=SEARCH_SECONDS - (time.monotonic() - began))
-    return request, words
 
 
 def _told(trials: int) -> Any:

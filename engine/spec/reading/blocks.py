@@ -1,4 +1,4 @@
-"""Blocks of a job that are read, checked and written by their type alone: every field of JobSpec whose type is a `Block`."""
+"""Blocks of a job that are read and checked by their type alone: every field of JobSpec whose type is a `Block`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..model import Block, Duration, JobSpec, Size
 from . import fields
 from .fields import Reader
 from .tree import Node
-from .units import SIZE_FORMS, format_duration, format_size
+from .units import SIZE_FORMS
 
 
 def _kinds(kind: Any) -> tuple[Any, ...]:
@@ -36,17 +36,6 @@ BLOCKS: dict[str, type[Block]] = {
 }
 
 
-def _nested(path: str, kind: type[msgspec.Struct]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    found = msgspec.structs.fields(kind)
-    yield path, tuple(field.name for field in found)
-    for field in found:
-        for arm in filter(_is_struct, _kinds(field.type)):
-            yield from _nested(f"{path}.{field.name}", arm)
-
-
-#: the fields within them, by path
-NESTED: dict[str, tuple[str, ...]] = dict(pair for name, kind in BLOCKS.items() for pair in _nested(name, kind))
-
 # ---- reading ----
 
 
@@ -60,8 +49,6 @@ def struct(kind: type[msgspec.Struct], node: Node, field: str) -> Any:
             raise node.mark.error(field, f"{each.name} is missing")
     return kind(**values)
 
-
-READERS: dict[str, Reader[Any]] = {name: partial(struct, kind) for name, kind in BLOCKS.items()}
 
 #: what is written in words of its own, such as 2GiB
 _UNITS: dict[Any, Reader[Any]] = {Size: fields.size, Duration: fields.duration, bool: fields.flag}
@@ -123,31 +110,6 @@ def _at(text: str, node: Node, field: str) -> UsageError:
         return node.mark.error(field, problem)
     wanted = " or ".join(_WORDS.get(word, word) for word in expected[1].split(" | ") if word != "null")
     return node.wrong(field, f"{wanted} {expected[2]}" if expected[2] else wanted)
-
-
-# ---- writing ----
-
-
-def write(block: msgspec.Struct) -> dict[str, Any]:
-    """The fields that differ from their defaults, as a person would write them."""
-    found = msgspec.structs.fields(type(block))
-    given = [(field, getattr(block, field.name)) for field in found]
-    return {field.name: _written(field.type, value) for field, value in given if field.required or value != _default(field)}
-
-
-def _default(field: msgspec.structs.FieldInfo) -> Any:
-    return field.default_factory() if field.default_factory is not msgspec.NODEFAULT else field.default
-
-
-def _written(kind: Any, value: Any) -> Any:
-    if isinstance(value, msgspec.Struct):
-        return write(value)
-    kinds = _kinds(kind)
-    if isinstance(value, int) and Size in kinds:
-        return format_size(value)
-    if value is not None and Duration in kinds:
-        return format_duration(value)
-    return msgspec.json.decode(msgspec.json.encode(value))  # lists in place of tuples
 
 
 # ---- what must hold ----

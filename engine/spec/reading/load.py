@@ -13,7 +13,7 @@ from ..build import Context, build
 from ..model import JobSpec
 from . import fields, tree
 from .blocks import BLOCKS
-from .job_reader import NAMES
+from .job_fields import NAMES
 from .scripts import neighbour
 from .tree import Mark, Node
 

@@ -1,15 +1,15 @@
-"""The blocks ``reuse`` and ``pipeline`` of a job: as people write them, as they are written back, and what they must fulfil."""
+"""The blocks ``reuse`` and ``pipeline`` of a job: as people write them, and what they must fulfil."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any, get_args
 
-from ..model import PipelineOptions, Reuse, Stage, Switch, Tuner
+from ..model import PipelineOptions, Retired, Reuse, Stage, Switch, Tuner
 from . import fields
 from .fields import Reader
 from .tree import Node, shown
-from .units import LARGEST, LONGEST, format_duration, format_size
+from .units import LARGEST_SIZE, LONGEST_DURATION, format_duration
 
 MAX_REPEAT = 1_000
 MAX_BUFFER = 10**9  #: samples
@@ -17,8 +17,6 @@ MAX_EPOCHS = 1e9
 MAX_RATE = 1e6  #: of a learning rate
 MAX_WORKERS = 1_024  #: of one stage
 _PEAKS = ("rule", "search")
-
-# ---- reading ----
 
 
 def reuse(node: Node, field: str) -> Reuse:
@@ -80,7 +78,7 @@ def _workers(node: Node, field: str) -> dict[str, int]:
     return fields.struct(node, field, WORKERS, "a mapping of stages to workers, such as {decode: 4}")
 
 
-_tuner: Reader[Any] = fields.choice(get_args(Tuner))
+_tuner: Reader[Any] = fields.choice(get_args(Tuner), refused_later=get_args(Retired))
 BUFFER: dict[str, Reader[Any]] = {"batches": fields.number}
 PLATEAU: dict[str, Reader[Any]] = {
     "watch": fields.text,
@@ -108,53 +106,6 @@ PIPELINE: dict[str, Reader[Any]] = {
     "memory": fields.size,
     "interval": fields.duration,
 }
-#: the fields within their fields, by the path of those
-NESTED: dict[str, tuple[str, ...]] = {
-    "reuse": tuple(REUSE),
-    "reuse.shuffle_buffer": tuple(BUFFER),
-    "reuse.switch": tuple(SWITCH),
-    "reuse.switch.plateau": tuple(PLATEAU),
-    "pipeline": tuple(PIPELINE),
-    "pipeline.workers": tuple(WORKERS),
-}
-
-# ---- writing ----
-
-
-def write_reuse(given: Reuse) -> int | dict[str, Any]:
-    if given == Reuse(repeat=given.repeat):
-        return given.repeat
-    buffer = {"batches": given.shuffle_batches} if given.shuffle_buffer is None else given.shuffle_buffer
-    return {
-        "repeat": given.repeat,
-        "shuffle_buffer": buffer,
-        "memory": format_size(given.memory),
-        "augment": given.augment,
-        "switch": _write_switch(given.switch),
-        "schedule": given.schedule,
-        "peak": given.peak,
-    }
-
-
-def _write_switch(given: Switch) -> str | dict[str, Any]:
-    if given == Switch():
-        return "plateau"
-    if given.on != "plateau":
-        return {given.on: getattr(given, given.on)}
-    values = {name: getattr(given, name) for name in PLATEAU}
-    return {"plateau": {name: value for name, value in values.items() if value is not None}}
-
-
-def write_pipeline(given: PipelineOptions) -> str | dict[str, Any]:
-    if given == PipelineOptions(tune=given.tune):
-        return given.tune
-    values: dict[str, Any] = {"tune": given.tune, "processes": given.processes, "interval": format_duration(given.interval)}
-    if given.workers:
-        values["workers"] = dict(given.workers)
-    if given.memory is not None:
-        values["memory"] = format_size(given.memory)
-    return values
-
 
 # ---- what must hold ----
 
@@ -167,7 +118,7 @@ def reuse_problems(given: Reuse) -> Iterator[tuple[str, str]]:
         yield "reuse.shuffle_buffer", f"must be between 1 and {MAX_BUFFER} samples, not {given.shuffle_buffer}"
     if not 1 <= given.shuffle_batches <= MAX_BUFFER:  # nan is refused too
         yield "reuse.shuffle_buffer.batches", f"must be at least 1, so that a batch fits into the buffer, not {given.shuffle_batches:g}"
-    if not 1 <= given.memory <= LARGEST:
+    if not 1 <= given.memory <= LARGEST_SIZE:
         yield "reuse.memory", "must be between 1 byte and 1 PiB"
     if isinstance(given.peak, (int, float)) and not 0 < given.peak <= MAX_RATE:
         yield "reuse.peak", f"must be a learning rate above 0 and at most {MAX_RATE:g}, rule or search, not {given.peak:g}"
@@ -194,14 +145,16 @@ def _switch_problems(given: Switch) -> Iterator[tuple[str, str]]:
 
 
 def pipeline_problems(given: PipelineOptions) -> Iterator[tuple[str, str]]:
+    if given.tune in get_args(Retired):
+        yield "pipeline.tune", f"{given.tune} is a baseline of the benchmarks, which jobs no longer have; write rate, which is faster"
     for stage, workers in given.workers.items():
         if stage not in WORKERS:
             yield "pipeline.workers", f"there is no stage {shown(stage)}; there are {', '.join(WORKERS)}"
         elif not 1 <= workers <= MAX_WORKERS:
             yield f"pipeline.workers.{stage}", f"must be between 1 and {MAX_WORKERS}, not {workers}"
-    if given.memory is not None and not 1 <= given.memory <= LARGEST:
+    if given.memory is not None and not 1 <= given.memory <= LARGEST_SIZE:
         yield "pipeline.memory", "must be between 1 byte and 1 PiB"
-    if not 0 <= given.interval <= LONGEST:
+    if not 0 <= given.interval <= LONGEST_DURATION:
         yield "pipeline.interval", f"must be at least 50ms and shorter than 100 years, not {given.interval:g} s"
     elif given.interval < 0.05:
         yield "pipeline.interval", f"must be at least 50ms, so that there is something to measure, not {format_duration(given.interval)}"

@@ -6,8 +6,8 @@ import math
 import re
 from datetime import UTC, datetime, timedelta
 
-LONGEST = 100 * 365 * 86_400.0  #: a hundred years: longer is a slip, and would leave the range of dates
-LARGEST = 1 << 50  #: 1 PiB
+LONGEST_DURATION = 100 * 365 * 86_400.0  #: a hundred years: longer is a slip, and would leave the range of dates
+LARGEST_SIZE = 1 << 50  #: 1 PiB
 #: the beginnings of the years 2 and 9999: between them every moment is a date in every time zone
 EARLIEST, LATEST = -62_104_060_800.0, 253_370_764_800.0
 
@@ -35,7 +35,7 @@ def duration(value: str | float) -> float:
         seconds = float(value)
     else:
         seconds = _sum(value)
-    if not 0 <= seconds <= LONGEST:
+    if not 0 <= seconds <= LONGEST_DURATION:
         raise ValueError(f"must be between 0 and 100 years, not {value!r}")
     return round(seconds, 3)
 
@@ -78,8 +78,8 @@ def size(value: str | int) -> int:
         if match is None or match[2].lower() not in _BYTES | {"b": 1}:
             raise ValueError(f"must be {SIZE_FORMS}, not {value!r}")
         number = float(match[1])
-        count = LARGEST + 1 if math.isinf(number) else round(number * _BYTES.get(match[2].lower(), 1))
-    if not 0 <= count <= LARGEST:
+        count = LARGEST_SIZE + 1 if math.isinf(number) else round(number * _BYTES.get(match[2].lower(), 1))
+    if not 0 <= count <= LARGEST_SIZE:
         raise ValueError(f"must be between 0 and 1 PiB, not {value!r}")
     return count
 

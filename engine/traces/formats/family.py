@@ -1,4 +1,4 @@
-"""What the registry knows of a format."""
+"""A format, as the registry knows it."""
 
 from __future__ import annotations
 
@@ -39,6 +39,40 @@ def each_row(job: Callable[[Row], TraceJob], rows: Callable[[TraceSource, Contex
             yield row.line, found
 
     return jobs
+
+
+def plain(
+    submitted: str,
+    gpus: str,
+    *,
+    key: str | None = "job_id",
+    dated: bool = False,
+    duration: str | None = "duration",
+    user: str | None = None,
+    pool: str | None = None,
+    model: str | None = None,
+    batch: str | None = None,
+    iterations: str | None = None,
+    status: str | None = None,
+) -> Callable[[Row], TraceJob]:
+    """Reads a job from columns of these names. ``key`` None: it has no ids; ``dated``: submissions may be dates; ``duration`` None: 0."""
+
+    def job(row: Row) -> TraceJob:
+        return TraceJob(
+            key=str(row.index) if key is None else row.key(key),
+            submitted=row.moment(submitted) if dated else row.number(submitted),
+            duration=0.0 if duration is None else row.number(duration),
+            gpus_min=row.gpus(gpus),
+            user_name=user and row.text(user),
+            pool=pool and row.text(pool),
+            model=model and row.text(model),
+            batch_size=None if batch is None else row.count(batch),
+            iterations=None if iterations is None else row.optional(iterations),
+            status=status and row.text(status),
+            raw=row.values,
+        )
+
+    return job
 
 
 def with_deadline(job: TraceJob, row: Row, column: str) -> TraceJob:

@@ -3,37 +3,20 @@
 from __future__ import annotations
 
 from ..trace import TraceJob
-from .family import Family, each_row, with_deadline
+from .family import Family, each_row, plain, with_deadline
 from .rows import Row
+
+#: model, iterations and deadline are there only in the variant that was made for ElasticFlow
+_ITP = plain("submission_time", "num_gpu", pool="cluster", model="model_name", batch="batch_size", iterations="num_iteration")
+_ELASTICFLOW = plain("submit_time", "num_gpu", model="model_name", batch="batch_size", iterations="iteration")
 
 
 def _itp(row: Row) -> TraceJob:
-    """Model, iterations and deadline are there only in the variant that was made for ElasticFlow."""
-    job = TraceJob(
-        key=row.key("job_id"),
-        submitted=row.number("submission_time"),
-        duration=row.number("duration"),
-        gpus_min=row.gpus("num_gpu"),
-        pool=row.text("cluster"),
-        model=row.text("model_name"),
-        batch_size=row.count("batch_size"),
-        iterations=row.optional("num_iteration"),
-        raw=row.values,
-    )
-    return with_deadline(job, row, "deadline")
+    return with_deadline(_ITP(row), row, "deadline")
 
 
 def _elasticflow(row: Row) -> TraceJob:
-    job = TraceJob(
-        key=row.key("job_id"),
-        submitted=row.number("submit_time"),
-        duration=row.number("duration"),
-        gpus_min=row.gpus("num_gpu"),
-        model=row.text("model_name"),
-        batch_size=row.count("batch_size"),
-        iterations=row.optional("iteration"),
-        raw=row.values,
-    )
+    job = _ELASTICFLOW(row)
     return job if row.optional("best_effort") else with_deadline(job, row, "ddl")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..trace import TraceJob
-from .family import Family, each_row
+from .family import Family, each_row, plain
 from .rows import Drop, Row, shown
 
 #: States of Slurm in which a job has not ended. HeliosData's README lists the five in which one has (COMPLETED, CANCELLED, FAILED,
@@ -28,20 +28,15 @@ def _helios(row: Row) -> TraceJob:
     )
 
 
+_LUCID = plain("submit_time", "gpu_num", key=None, dated=True, user="user", pool="vc", status="state", model="model", batch="batchsize")
+
+
 def _lucid(row: Row) -> TraceJob:
     """Its Philly table has job names in place of ids."""
-    return TraceJob(
-        key=row.text("job_id") or row.key("jobname"),
-        submitted=row.moment("submit_time"),
-        duration=row.number("duration"),
-        gpus_min=row.gpus("gpu_num"),
-        user_name=row.text("user"),
-        pool=row.text("vc"),
-        status=row.text("state"),
-        model=row.text("model"),
-        batch_size=row.count("batchsize"),
-        raw=row.values,
-    )
+    key = row.text("job_id") or row.key("jobname")
+    job = _LUCID(row)
+    job.key = key
+    return job
 
 
 FAMILIES = (

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from ..trace import TraceJob
-from .family import Family, Jobs, each_row
+from .family import Family, Jobs, each_row, plain
 from .rows import Context, Drop, Row, TraceSource, parse_moment, shown
 
 LARGEST_JSON = 1 << 30  #: bytes unpacked; the published cluster_job_log has 40 MB
@@ -98,44 +98,15 @@ def _gpus(job: _Job) -> int:
     return 0
 
 
-def _pollux(row: Row) -> TraceJob:
-    return TraceJob(
-        key=str(row.index),  # it has no ids
-        submitted=row.moment("timestamp"),
-        duration=row.number("duration"),
-        gpus_min=row.gpus("num_gpus"),
-        pool=row.text("cluster"),
-        raw=row.values,
-    )
-
-
-def _joined(row: Row) -> TraceJob:
-    return TraceJob(
-        key=row.key("rfold_id"),
-        submitted=row.moment("timestamp"),
-        duration=row.number("duration"),
-        gpus_min=row.gpus("num_gpus"),
-        pool=row.text("vc"),
-        raw=row.values,
-    )
-
-
-def _rfold(row: Row) -> TraceJob:
-    return TraceJob(
-        key=row.key("#job id"),
-        submitted=row.moment("arrival time (sec)"),
-        duration=row.number("duration (sec)"),
-        gpus_min=row.gpus("size"),
-        raw=row.values,
-    )
-
-
 _POLLUX = ("timestamp", "duration", "num_gpus", "gpu_time", "cluster")
 _JOINED = ("rfold_id", "timestamp", "num_gpus", "duration", "vc")
 _RFOLD = ("#job id", "arrival time (sec)", "topology", "shape", "size", "duration (sec)")
+_OF_POLLUX = plain("timestamp", "num_gpus", key=None, dated=True, pool="cluster")
+_OF_RFOLD = plain("timestamp", "num_gpus", key="rfold_id", dated=True, pool="vc")
+_FOLDED = plain("arrival time (sec)", "size", key="#job id", dated=True, duration="duration (sec)")
 FAMILIES = (
     Family("philly", "Philly as published: cluster_job_log, JSON", ("jobid", "submitted_time", "attempts"), _log),
-    Family("philly-csv", "Philly as Pollux joined it", _POLLUX, each_row(_pollux)),
-    Family("philly-joined", "Philly, RFold's rows with time and VC", _JOINED, each_row(_joined)),
-    Family("rfold", "Philly and other traces as RFold has them", _RFOLD, each_row(_rfold)),
+    Family("philly-csv", "Philly as Pollux joined it", _POLLUX, each_row(_OF_POLLUX)),
+    Family("philly-joined", "Philly, RFold's rows with time and VC", _JOINED, each_row(_OF_RFOLD)),
+    Family("rfold", "Philly and other traces as RFold has them", _RFOLD, each_row(_FOLDED)),
 )

@@ -7,38 +7,25 @@ author's own tables tell it on any number of GPUs, where they lie beside the fil
 from __future__ import annotations
 
 from ..trace import TraceJob
-from .family import Family, Jobs, each_row
+from .family import Family, Jobs, each_row, plain
 from .rows import Context, Drop, Row, TraceSource
 from .tables import duration_of
-from .titan_tables import Kind
+from .titan_tables import TaskKind
+
+_POLLUX_JOB = plain("time", "num_replicas", key="name", duration=None, model="application", batch="batch_size")
+_TITAN_JOB = plain("submission_time", "num_gpus", key="name", duration=None, model="application", batch="target_batch_size")
 
 
 def _pollux(row: Row) -> TraceJob:
-    job = TraceJob(
-        key=row.key("name"),
-        submitted=row.number("time"),
-        duration=0.0,
-        gpus_min=row.gpus("num_replicas"),
-        model=row.text("application"),
-        batch_size=row.count("batch_size"),
-        raw=row.values,
-    )
+    job = _POLLUX_JOB(row)
     job.duration = duration_of(job, row)
     return job
 
 
 def _titan(row: Row) -> TraceJob:
     """As rigid as it asks to be where its duration is told; elastic from one GPU on where the author's tables tell it."""
-    job = TraceJob(
-        key=row.key("name"),
-        submitted=row.number("submission_time"),
-        duration=0.0,
-        gpus_min=row.gpus("num_gpus"),
-        model=row.text("application"),
-        batch_size=row.count("target_batch_size"),
-        stop="performance" if row.text("target_metric") else None,
-        raw=row.values,
-    )
+    job = _TITAN_JOB(row)
+    job.stop = "performance" if row.text("target_metric") else None
     if row.context.durations is not None or row.context.fine_tuning is None:
         job.duration = duration_of(job, row)
         return job
@@ -51,12 +38,12 @@ def _titan(row: Row) -> TraceJob:
     return job
 
 
-def _kind(row: Row) -> Kind:
+def _kind(row: Row) -> TaskKind:
     backbone, _, task = row.key("application").partition("@")
     batch = row.count("target_batch_size")
     if not batch:
         raise Drop("no target_batch_size", "target_batch_size: is empty, or no number of samples from 1 on")
-    return Kind(backbone, task, batch, row.number("target_lr"), row.key("target_gradient_steps"), row.number("target_metric"))
+    return TaskKind(backbone, task, batch, row.number("target_lr"), row.key("target_gradient_steps"), row.number("target_metric"))
 
 
 def _titans(source: TraceSource, context: Context) -> Jobs:

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 from ..trace import TraceJob
-from .family import Family, each_row
+from .family import Family, each_row, plain
 from .rows import SMALL, Drop, Row, shown
 
 MINUTE = 60.0
 MILLISECOND = 1e-3
 
 
+_tiresias = plain("submit_time", "num_gpu", model="model_name", iterations="iterations")
+
+
 def _scaled(row: Row, unit: float) -> TraceJob:
-    return TraceJob(
-        key=row.key("job_id"),
-        submitted=row.number("submit_time") * unit,
-        duration=row.number("duration") * unit,
-        gpus_min=row.gpus("num_gpu"),
-        model=row.text("model_name"),
-        iterations=row.optional("iterations"),
-        raw=row.values,
-    )
-
-
-def _tiresias(row: Row) -> TraceJob:
-    return _scaled(row, 1.0)
+    job = _tiresias(row)
+    job.submitted *= unit
+    job.duration *= unit
+    return job
 
 
 def _muri(row: Row) -> TraceJob:

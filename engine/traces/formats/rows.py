@@ -1,4 +1,4 @@
-"""What every format is read with: bounded lines of a plain or gzipped file, rows with typed columns, and the tally of what was odd."""
+"""Reading for every format: bounded lines of a plain or gzipped file, rows with typed columns, and the tally of what was odd."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .titan_tables import FineTuning
 
 LONGEST_LINE = 1 << 20  #: characters; a longer line is no table
 LONGEST_JOB = 1e9  #: seconds, 30 years; the longest public job ran for two months
-LATEST = 1e11  #: seconds, 3000 years: larger is in milliseconds, or nonsense
+LATEST_SECOND = 1e11  #: seconds, 3000 years: larger is in milliseconds, or nonsense
 MOST_GPUS = 1_000_000
 LARGEST_COUNT = 10**15  #: of iterations and batch sizes; a float counts exactly up to here
 SMALL, BIG = 2**31 - 1, 2**63 - 1  #: of INTEGER and BIGINT columns

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 from ....policies.ymir.step_times import StepTimes
 
 CURVES, SPEEDS = ("transfer_curves.csv.gz", "transfer_curves.csv"), "fminfo"
-CAPPED = 10.0  #: epochs after which a job ends that never reaches its target, as all of the author's curves do
-NODE = 4  #: GPUs of each of the author's nodes
+MOST_EPOCHS = 10.0  #: epochs after which a job ends that never reaches its target, as all of the author's curves do
+GPUS_PER_NODE = 4  #: GPUs of each of the author's nodes
 MOST_GPUS = 64  #: that the tables know
 _ROUNDING = 1e-5
 
@@ -35,7 +35,7 @@ SAMPLES = {
 _Curve = list[tuple[float, float]]  #: (epoch, metric)
 
 
-class Kind(NamedTuple):
+class TaskKind(NamedTuple):
     """Jobs that are alike: one data set, trained in one way up to one target."""
 
     backbone: str
@@ -69,7 +69,7 @@ class FineTuning:
         self.gpus = kinds[gpu_type.lower()]
         self._curves: _Curves | None = None
         self._speeds: dict[str, tuple[StepTimes, StepTimes, float]] = {}
-        self._kinds: dict[Kind, str] = {}
+        self._kinds: dict[TaskKind, str] = {}
 
     @property
     def curves(self) -> _Curves:
@@ -77,7 +77,7 @@ class FineTuning:
             self._curves = _read_curves(self.curves_file)
         return self._curves
 
-    def name_of(self, kind: Kind) -> str:
+    def name_of(self, kind: TaskKind) -> str:
         """The model of a kind: its application, numbered where several kinds have the same."""
         if kind not in self._kinds:
             same = sum(other.application == kind.application for other in self._kinds)
@@ -90,30 +90,30 @@ class FineTuning:
             self._speeds[backbone] = _read_speeds(self.gpus, backbone)
         return self._speeds[backbone]
 
-    def epochs(self, kind: Kind) -> float | None:
+    def epochs(self, kind: TaskKind) -> float | None:
         """Until a kind is at its target, trained as its jobs are; None: never."""
         for (rate, accumulation), curve in self._alone(kind).items():
             if math.isclose(rate, kind.learning_rate, rel_tol=1e-5) and accumulation == kind.accumulation:
                 return first_epoch(curve, kind.target)
         return None
 
-    def fewest_epochs(self, kind: Kind) -> float | None:
+    def fewest_epochs(self, kind: TaskKind) -> float | None:
         """The same at the best of all settings that the author has tried, of learning rate and accumulation."""
         reached = [epoch for curve in self._alone(kind).values() if (epoch := first_epoch(curve, kind.target)) is not None]
         return min(reached, default=None)
 
-    def _alone(self, kind: Kind) -> dict[tuple[float, str], _Curve]:
+    def _alone(self, kind: TaskKind) -> dict[tuple[float, str], _Curve]:
         found = self.curves.alone.get((kind.backbone, kind.task))
         if found is None or kind.task not in SAMPLES:
             raise KeyError(f"{self.curves_file.name} has no curve for {kind.application}")
         return found
 
-    def most_gpus(self, kind: Kind) -> int:
+    def most_gpus(self, kind: TaskKind) -> int:
         return min(self.speeds(kind.backbone)[0].most_gpus(kind.batch), MOST_GPUS)
 
-    def seconds(self, kind: Kind) -> float:
+    def seconds(self, kind: TaskKind) -> float:
         """On one GPU."""
-        return (self.epochs(kind) or CAPPED) * SAMPLES[kind.task] / self.speeds(kind.backbone)[0].rate(1, kind.batch)
+        return (self.epochs(kind) or MOST_EPOCHS) * SAMPLES[kind.task] / self.speeds(kind.backbone)[0].rate(1, kind.batch)
 
     def recipe(self) -> dict[str, Any]:
         """What the trace depends on beside its file, and what of the tables a simulation needs."""
@@ -132,30 +132,30 @@ class FineTuning:
             },
         }
 
-    def _told(self, kind: Kind) -> dict[str, Any]:
+    def _told(self, kind: TaskKind) -> dict[str, Any]:
         return {
             "model": self._kinds[kind],
             "backbone": kind.backbone,
             "batch": kind.batch,
             "samples": SAMPLES[kind.task],
-            "epochs": self.epochs(kind) or CAPPED,
-            "fewest_epochs": self.fewest_epochs(kind) or CAPPED,
+            "epochs": self.epochs(kind) or MOST_EPOCHS,
+            "fewest_epochs": self.fewest_epochs(kind) or MOST_EPOCHS,
         }
 
     def _rates(self, backbone: str, batch: int) -> tuple[list[int], list[float], list[float]]:
         """Numbers of GPUs, and samples a second on as few nodes as can be and over several."""
         near, far, _ = self.speeds(backbone)
-        gpus = [n for n in range(1, min(near.most_gpus(batch), MOST_GPUS) + 1) if n <= 4 * NODE or n % NODE == 0]
+        gpus = [n for n in range(1, min(near.most_gpus(batch), MOST_GPUS) + 1) if n <= 4 * GPUS_PER_NODE or n % GPUS_PER_NODE == 0]
         return gpus, [round(near.rate(n, batch), 4) for n in gpus], [round(far.rate(n, batch), 4) for n in gpus]
 
-    def _temporal(self, kinds: list[Kind]) -> Iterator[tuple[int, int, float]]:
+    def _temporal(self, kinds: list[TaskKind]) -> Iterator[tuple[int, int, float]]:
         for a, source in enumerate(kinds):
             for b, kind in enumerate(kinds):
                 curve = self.curves.temporal.get((kind.backbone, f"{source.task},{kind.task}", kind.task))
                 if source.backbone == kind.backbone and curve and (epochs := first_epoch(curve, kind.target)) is not None:
                     yield a, b, epochs
 
-    def _spatial(self, kinds: list[Kind]) -> Iterator[tuple[int, int, float, float]]:
+    def _spatial(self, kinds: list[TaskKind]) -> Iterator[tuple[int, int, float, float]]:
         for a, one in enumerate(kinds):
             for b in range(a + 1, len(kinds)):
                 two = kinds[b]
@@ -221,15 +221,15 @@ def _read_speeds(folder: Path, backbone: str) -> tuple[StepTimes, StepTimes, flo
         nodes = sorted(map(int, row["placement"]))
         gpus = sum(nodes)
         times = round(float(row["local_bsz"])), float(row["step_time"]), float(row["sync_time"])
-        fewest = len(nodes) == -(-gpus // NODE) and nodes[1:] == [NODE] * (len(nodes) - 1)
+        fewest = len(nodes) == -(-gpus // GPUS_PER_NODE) and nodes[1:] == [GPUS_PER_NODE] * (len(nodes) - 1)
         if fewest:
             near.update(gpus, *times)
-        if (gpus == 1 or len(nodes) == 2) if gpus <= NODE else fewest:
+        if (gpus == 1 or len(nodes) == 2) if gpus <= GPUS_PER_NODE else fewest:
             far.update(gpus, *times)
 
     def scaled(row: dict[str, str]) -> None:
         gpus = int(row["num_replicas"])
-        if gpus > 4 * NODE and gpus == NODE * int(row["num_nodes"]):  # up to there placements were measured
+        if gpus > 4 * GPUS_PER_NODE and gpus == GPUS_PER_NODE * int(row["num_nodes"]):  # up to there placements were measured
             for table in (near, far):
                 table.update(gpus, round(float(row["local_bsz"])), float(row["step_time"]), float(row["sync_time"]))
 

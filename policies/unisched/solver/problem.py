@@ -1,4 +1,4 @@
-"""What the Selector optimises and what it answers: one scheduling cycle of UniSched (002 ch. 5.3.3.4).
+"""The Selector's problem and its solution: one scheduling cycle of UniSched (002 ch. 5.3.3.4).
 
 Time is counted in slots of one best-effort lease; slot 0 begins now. The leases of a job begin at its slot ``first`` and
 follow each other without a gap, ``lease`` slots each; a job may be given any of them, so it may pause in between.
@@ -114,7 +114,7 @@ def stopped_clock() -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SolverLimits:
     """How far to go. All but ``seconds`` are counted, so without a limit in seconds an answer depends on the problem alone."""
 
     gap: float = 0.01  #: relative gap that is good enough, below 1

@@ -16,7 +16,7 @@ from .core import choose, make_core
 from .dual import descend, evaluate
 from .exact import choose_exactly
 from .greedy import fill, realise, within_rows
-from .problem import FEASIBLE, OPTIMAL, TIMEOUT, Limits, Problem, Solution
+from .problem import FEASIBLE, OPTIMAL, TIMEOUT, Problem, Solution, SolverLimits
 from .timetable import Schedule
 from .twins import Twins, find_twins
 
@@ -29,7 +29,7 @@ class _Search:
     """The best schedule and the least bound so far."""
 
     columns: Columns
-    limits: Limits
+    limits: SolverLimits
     began: float
     bound: float
     best: Schedule
@@ -64,7 +64,7 @@ class _Search:
             self.best = schedule
 
 
-def solve(problem: Problem, limits: Limits = Limits()) -> Solution:  # noqa: B008 - frozen
+def solve(problem: Problem, limits: SolverLimits = SolverLimits()) -> Solution:  # noqa: B008 - frozen
     """The best schedule found within the limits, with a bound of all schedules. Never fails: giving nothing is a schedule too."""
     began = limits.clock()
     twins = find_twins(problem, None if limits.alike is None else limits.alike * limits.gap)
@@ -137,7 +137,7 @@ def _ties(columns: Columns) -> Floats:
     return _TIES * float(columns.value.max(initial=0.0)) / np.maximum(columns.room, 1.0)
 
 
-def _answer(problem: Problem, twins: Twins, search: _Search, schedule: Schedule, limits: Limits, otherwise: str) -> Solution:
+def _answer(problem: Problem, twins: Twins, search: _Search, schedule: Schedule, limits: SolverLimits, otherwise: str) -> Solution:
     """``otherwise``: the status where the gap is too wide."""
     columns = search.columns
     n = len(problem)

@@ -8,7 +8,6 @@ consumer.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -89,24 +88,6 @@ def throughput(loads: Sequence[Load], workers: Sequence[int], cores: float, dema
     computing = sum(load.cpu * load.crowding(count) for load, count in zip(loads, workers, strict=True))
     by_cores = cores / computing if computing > 0 else math.inf
     return min(demand, by_cores, *(load.capacity(count) for load, count in zip(loads, workers, strict=True)))
-
-
-def slowest_first(loads: Sequence[Load], workers: int) -> tuple[int, ...]:
-    """At most ``workers`` in all (but ``low`` each in any case), so that the slowest stage is as fast as can be.
-
-    Each worker goes to the stage that is slowest then. No allocation of as many has a faster bottleneck: one that did would have more
-    workers at the stage where this one stopped, hence fewer at another, which was given its last worker when it was slower than that.
-    """
-    given = [load.low for load in loads]
-    queue = [(load.capacity(load.low), place) for place, load in enumerate(loads)]
-    heapq.heapify(queue)
-    for _ in range(workers - sum(given)):
-        capacity, place = queue[0]
-        if given[place] >= loads[place].most or not math.isfinite(capacity):
-            break  # more at the others would be of no use
-        given[place] += 1
-        heapq.heapreplace(queue, (loads[place].capacity(given[place]), place))
-    return tuple(given)
 
 
 def _cores_wanted(loads: Sequence[Load], rate: float) -> float:

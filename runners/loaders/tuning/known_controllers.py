@@ -21,16 +21,11 @@ CONTROLLERS: dict[str, Entry] = {
     "unoptimised": Entry("fixed", "Unoptimised", "one worker a stage"),
     "fixed": Entry("fixed", "Fixed", "values set by hand"),
     "uniform": Entry("fixed", "Uniform", "cores divided evenly among the stages"),
-    "autotune": Entry("climb", "Autotune", "hill climbing on a modelled latency, as tf.data does; does not react to a resize"),
-    "autotune-adaptive": Entry("climb", "AutotuneAdaptive", "the same, launched again at a resize"),
-    "plumber": Entry("plumber", "Plumber", "Plumber's linear programme, solved once"),
-    "plumber-adaptive": Entry("plumber", "PlumberAdaptive", "the same, solved again at a resize"),
     "rate": Entry("rate", "Rate", "workers in proportion to measured cost, within cores, demand and locks"),
     "dqn": Entry("dqn", "Dqn", "InTune's agent: a DQN, pre-trained on simulated pipelines, fine-tuned while it runs"),
     "rate+dqn": Entry("dqn", "RateDqn", "the rate controller's allocation, refined by the agent"),
 }
 NAMES = tuple(CONTROLLERS)
-DEFAULT = "rate"
 
 
 def load(name: str) -> Any:

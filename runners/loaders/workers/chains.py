@@ -1,4 +1,4 @@
-"""What one call of a worker process does: its stage's function, and those of the stages right behind it that are done along with it.
+"""One call of a worker process: its stage's function, and those of the stages right behind it that are done along with it.
 
 A way between two processes costs as much as decoding a small image does. Where a stage in processes is followed by a Batch, a process
 therefore takes all items of a batch at once, collates what it has made of them, and sends that alone. And where the source asks for it, it
@@ -61,7 +61,7 @@ class Group(NamedTuple):
         return Item(positions, cls(items), sum(item.size for item in items))
 
 
-class Call(NamedTuple):
+class ChainCall(NamedTuple):
     """What `Chain.run` is given.
 
     Attributes:
@@ -74,7 +74,7 @@ class Call(NamedTuple):
     unread: Sequence[int] = ()
 
     @classmethod
-    def of(cls, item: Item) -> Call:
+    def of(cls, item: Item) -> ChainCall:
         whole = isinstance(item.payload, Group)
         found = [each.payload for each in item.payload.items] if whole else [item.payload]
         unread = [place for place, payload in enumerate(found) if isinstance(payload, Unread)]
@@ -110,7 +110,7 @@ class Chain:
         """Stages from that one on."""
         return len(self.names) - self.own
 
-    def begins(self, call: Call) -> int:
+    def begins(self, call: ChainCall) -> int:
         """Place of the stage that is first to work on it."""
         return 0 if call.unread else self.own
 
@@ -120,7 +120,7 @@ class Chain:
         shorter = replace(self, functions=self.functions[:place], names=self.names[:place])
         return shorter if keeps else replace(shorter, batch=None, size=1)
 
-    def run(self, call: Call, *, watch: Stopwatch, at: _At = lambda _, __: None) -> tuple[Any, tuple[Step, ...]]:
+    def run(self, call: ChainCall, *, watch: Stopwatch, at: _At = lambda _, __: None) -> tuple[Any, tuple[Step, ...]]:
         """Result of the last stage, and what each took."""
         values, steps = call.payloads, []
         for place, function in enumerate(self.functions):

@@ -1,4 +1,4 @@
-"""What runs in a worker process: one call after another, until the socket closes. Imported by the fork server, so it is light."""
+"""The loop of a worker process: one call after another, until the socket closes. Imported by the fork server, so it is light."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 
 from ..readings.meters import Stopwatch
 from . import ipc
-from .chains import Call, Chain, Step, Where, Whereabouts
+from .chains import Chain, ChainCall, Step, Where, Whereabouts
 
 _PR_SET_PDEATHSIG = 1
 
@@ -62,7 +62,7 @@ def _first(parent: socket.socket, whereabouts: Whereabouts) -> Chain | None:
 
 def _serve(parent: socket.socket, chain: Chain, stopwatch: Stopwatch, whereabouts: Whereabouts) -> None:
     try:
-        call: Call = ipc.receive(parent)
+        call: ChainCall = ipc.receive(parent)
         whereabouts.begin(chain.begins(call))
         result, steps = chain.run(call, watch=stopwatch, at=whereabouts.note)
         answer: WorkerAnswer | Raised = WorkerAnswer(result, steps)

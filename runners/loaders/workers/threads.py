@@ -26,7 +26,7 @@ from ....engine.errors import StokerError
 from ..feeds import Dealing, Feed
 from ..readings.meters import Meter, Spent, Stopwatch, Totals, WorkPhase
 from ..readings.sizes import QUEUED_ITEM_BYTES, nbytes
-from .chains import Call, Carried, Chain, Done, Group, Step, Unread
+from .chains import Carried, Chain, ChainCall, Done, Group, Step, Unread
 from .channel import SKIP, Channel, Item
 from .faults import At, Drained, Leave, Misplaced, StageError, Stopped, Unreplaced, located, words
 
@@ -77,7 +77,7 @@ class ChainHand:
 
     def call(self, item: Item, following: Callable[[], Item | None]) -> Outcome:
         try:
-            found = self._chain.run(Call.of(item), watch=self._stopwatch, at=self._note)
+            found = self._chain.run(ChainCall.of(item), watch=self._stopwatch, at=self._note)
         except Exception as error:
             at = self.at(item)
             raise error if at is None else Misplaced(error, at) from None

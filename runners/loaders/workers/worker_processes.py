@@ -32,7 +32,7 @@ from typing import Any
 from ....engine.errors import StokerError, UsageError
 from ..handles import handle
 from . import ipc, process_main
-from .chains import Call, Chain, Step, Where, Whereabouts
+from .chains import Chain, ChainCall, Step, Where, Whereabouts
 from .channel import Item
 from .faults import At, Misplaced, StageError, Stopped, Unreplaced
 from .threads import Outcome
@@ -130,7 +130,7 @@ class WorkerProcess:
         """Whether that is in the call which is to be answered next."""
         return where.call == self._answered + 1
 
-    def send(self, call: Call) -> bool:
+    def send(self, call: ChainCall) -> bool:
         """Have it do as `Chain.run` when it has done what it was sent before. Died: it has. TypeError: it cannot be sent.
 
         False: it was not sent, since it is too large to be sent ahead: the process may be about to send a large answer, and each would
@@ -151,7 +151,7 @@ class WorkerProcess:
         self._sent += 1
         return True
 
-    def call(self, call: Call, meanwhile: Callable[[], None], *, apart: bool = False) -> tuple[Any, tuple[Step, ...]]:
+    def call(self, call: ChainCall, meanwhile: Callable[[], None], *, apart: bool = False) -> tuple[Any, tuple[Step, ...]]:
         """As `Chain.run` in that process. Failed: it raised. Died: the process has. TypeError: it cannot be sent.
 
         Args:
@@ -441,7 +441,7 @@ class ProcessHand:
     def _ask(self, process: WorkerProcess, item: Item, following: Callable[[], Item | None]) -> tuple[Any, tuple[Step, ...]]:
         """Misplaced: the item cannot be sent, its function raised, or what came of it cannot be received."""
         try:
-            return process.call(Call.of(item), partial(self._send_ahead, process, following), apart=self._apart)
+            return process.call(ChainCall.of(item), partial(self._send_ahead, process, following), apart=self._apart)
         except (Died, Stopped):
             raise
         except Failed as failed:
@@ -456,7 +456,7 @@ class ProcessHand:
     def _send_ahead(self, process: WorkerProcess, following: Callable[[], Item | None]) -> None:
         if self._short and self._light and (item := following()) is not None:
             with contextlib.suppress(TypeError):  # it is raised when it is this item's turn
-                self._light = process.send(Call.of(item))
+                self._light = process.send(ChainCall.of(item))
 
     def at(self, item: Item) -> At:
         """What its process is at, or was when it ended."""
@@ -468,7 +468,7 @@ class ProcessHand:
         chain = self._pool.chain
         if process.at(where):
             return At(chain.names[where.place], chain.positions(item, where.place, where.item), where.place, where.since)
-        begins = chain.begins(Call.of(item))  # it is not at this one yet, or no longer
+        begins = chain.begins(ChainCall.of(item))  # it is not at this one yet, or no longer
         return At(chain.names[begins], item.positions, begins, process.since)
 
     def _replacement(self) -> WorkerProcess:

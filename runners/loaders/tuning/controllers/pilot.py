@@ -9,7 +9,7 @@ import numpy as np
 
 from ..controller import Observation, Values
 from .features import Encoder, Rows
-from .q_network import STAY, STEPS, Agent, Choice, Learning, Trail
+from .q_network import STAY, STEPS, Choice, Learning, QAgent, Trail
 
 FIRST_UPDATE_AFTER = 64  #: transitions before the first update: with fewer it learns them by heart
 TRANSITIONS_KEPT = 2_000  #: transitions of a live pipeline
@@ -29,7 +29,7 @@ class Pilot:
         updates: int = 1,
         seed: int = 0,
     ) -> None:
-        self.agent = Agent(layout, Learning(rate=rate, batch=32, replay=TRANSITIONS_KEPT), knobs=knobs, seed=seed)
+        self.agent = QAgent(layout, Learning(rate=rate, batch=32, replay=TRANSITIONS_KEPT), knobs=knobs, seed=seed)
         if pretrained:
             self.agent.load(weights)
         self.updates = updates

@@ -100,7 +100,7 @@ class Trail:
     earned: list[float]
 
 
-class Agent:
+class QAgent:
     """Chooses, remembers and learns. One agent may steer many pipelines at once, each with a trail of its own."""
 
     def __init__(self, layout: str = "stages", learning: Learning | None = None, *, knobs: int, seed: int = 0) -> None:
@@ -201,7 +201,7 @@ def _unpacked(packed: bytes, name: str) -> tuple[dict[str, Any], dict[str, NDArr
         raise UsageError(f"weights: {name} is not a file of this agent's weights ({error}); make one with {PRETRAIN}") from None
 
 
-def _fits(about: dict[str, Any], agent: Agent, name: str) -> None:
+def _fits(about: dict[str, Any], agent: QAgent, name: str) -> None:
     wanted = {"layout": agent.layout, "version": VERSION, "steps": list(STEPS), "hidden": agent.learning.hidden}
     found = {**about, "hidden": about["learning"]["hidden"]}
     for key, value in wanted.items():

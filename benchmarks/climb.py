@@ -21,9 +21,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..controller import Decision, Observation, in_cores
-from ..controller_options import tunable
-from ..costs import MIB, memory_knobs, most_workers, with_workers, worker_knobs
+from stoker.runners.loaders.tuning.controller import Decision, Observation, in_cores
+from stoker.runners.loaders.tuning.controller_options import tunable
+from stoker.runners.loaders.tuning.costs import MIB, memory_knobs, most_workers, with_workers, worker_knobs
 
 LONGEST_PERIOD = 60.0  #: seconds between two climbs
 

@@ -8,15 +8,16 @@ that it computes.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..allocation import slowest_first
-from ..controller import Decision, Observation, in_cores
-from ..controller_options import tunable
-from ..costs import Costs, with_workers
+from stoker.runners.loaders.tuning.allocation import Load
+from stoker.runners.loaders.tuning.controller import Decision, Observation, in_cores
+from stoker.runners.loaders.tuning.controller_options import tunable
+from stoker.runners.loaders.tuning.costs import Costs, with_workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,24 @@ def solve(rates: Sequence[float], sequential: Sequence[bool], cores: float) -> S
     together = cores / sum(1.0 / rate for rate in rates)
     best = min([together, *(rate for rate, one in zip(rates, sequential, strict=True) if one)])
     return Solution(best, tuple(best / rate for rate in rates))
+
+
+def slowest_first(loads: Sequence[Load], workers: int) -> tuple[int, ...]:
+    """At most ``workers`` in all (but ``low`` each in any case), so that the slowest stage is as fast as can be.
+
+    Each worker goes to the stage that is slowest then. No allocation of as many has a faster bottleneck: one that did would have more
+    workers at the stage where this one stopped, hence fewer at another, which was given its last worker when it was slower than that.
+    """
+    given = [load.low for load in loads]
+    queue = [(load.capacity(load.low), place) for place, load in enumerate(loads)]
+    heapq.heapify(queue)
+    for _ in range(workers - sum(given)):
+        capacity, place = queue[0]
+        if given[place] >= loads[place].most or not math.isfinite(capacity):
+            break  # more at the others would be of no use
+        given[place] += 1
+        heapq.heapreplace(queue, (loads[place].capacity(given[place]), place))
+    return tuple(given)
 
 
 class Plumber:

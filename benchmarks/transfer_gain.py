@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-
-from ..arrays import Floats
+from stoker.policies.arrays import Floats
 
 
 def transfer_gain(together: float, alone: float) -> float:

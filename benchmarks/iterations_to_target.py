@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
-from ..arrays import Floats
+from stoker.policies.arrays import Floats
 
 CONVERGED_DECREASE = 1e-3  #: of the normalised loss in one step (Eqn 3.5)
 MOST_STEPS_AHEAD = 10_000  #: steps that are looked ahead

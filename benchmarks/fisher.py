@@ -1,7 +1,7 @@
 """Embeddings of tasks by their gradients (Task2Vec, 002 Eqn 3.2): the diagonal of the Fisher information of what a probe trains.
 
 The probe is the adapter that a classifier trains, filled alike for all tasks, with a head of each task's own. Distances are in
-`policies/ymir/transfer_gain.py`. Gradients are taken sample by sample, which asks nothing of the model: `torch.func.vmap` would refuse one
+`transfer_gain.py`. Gradients are taken sample by sample, which asks nothing of the model: `torch.func.vmap` would refuse one
 that looks at its values.
 """
 
@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from stoker.engine.errors import UsageError
+from stoker.runners.train.batches import interruptible
+from stoker.runners.train.task import Task
 from torch import nn
-
-from ...engine.errors import UsageError
-from ..train.batches import interruptible
-from ..train.task import Task
 
 SAMPLES = 64
 _RIDGE = 5e-3  #: of the head's weights, which 64 samples alone would let grow without end

@@ -1,8 +1,9 @@
-"""The fields of a job as people write them, each with its reader: from a node to a value of the JobSpec."""
+"""The fields of a job as people write them: each with its reader: from a node to a value of the JobSpec."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, get_args
 
 from ..check import MAX_AFTER, MAX_JOBS
@@ -176,6 +177,8 @@ _RETRIES: dict[str, Reader[Any]] = {
 }
 #: what is wanted of time: a job has at most one of these
 DEMANDS: dict[str, Callable[[Node, str, float], Demand]] = {"demand": _best_effort, "deadline": _strict, "soft": _soft}
+
+
 #: the other fields of a job
 FIELDS: dict[str, Reader[Any]] = {
     "name": fields.text,
@@ -211,17 +214,6 @@ FIELDS: dict[str, Reader[Any]] = {
     "weights": fields.text,
     "begin": fields.text,
     "merge": fields.text,
-    **blocks.READERS,
+    **{name: partial(blocks.struct, kind) for name, kind in blocks.BLOCKS.items()},
 }
 NAMES = (*FIELDS, *DEMANDS)
-#: the fields within fields
-NESTED: dict[str, tuple[str, ...]] = {
-    "gpus": ("min", "max"),
-    "soft": ("deadline", "reward"),
-    "stop": tuple(_STOP),
-    "retries": tuple(_RETRIES),
-    "after": ("job", "mode"),
-    "array": ("params", "max_running"),
-    **loading.NESTED,
-    **blocks.NESTED,
-}

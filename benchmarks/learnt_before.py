@@ -5,27 +5,25 @@ Pools and simulations that tune themselves learn from the searches that they mak
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
-
-from ...policies import registry
-from ...policies.autosched.causal_model import CausalModel, has_extra
-from ...policies.autosched.search_space import space_of
-from ...policies.keys import make_config
-from ..sim.cluster import Cluster
-from ..sim.run_options import Options
-from ..sim.simulation_error import SimulationError
-from ..sim.simulator import Simulation, simulate
-from ..sim.workload import Workload
-from .bounded_time import Hangs, bounded
-from .moment_of_trace import situation_of
-from .search_process import SearchFailed, SearchRequest, find, step_aside
-from .situation import Situation, aggregated
+from stoker.engine.autosched.bounded_time import Hangs, bounded
+from stoker.engine.autosched.moment_of_trace import situation_of
+from stoker.engine.autosched.search_process import SearchFailed, SearchRequest, find
+from stoker.engine.autosched.situation import Situation, aggregated
+from stoker.engine.sim.cluster import Cluster
+from stoker.engine.sim.run_options import Options
+from stoker.engine.sim.simulation_error import SimulationError
+from stoker.engine.sim.simulator import Simulation, simulate
+from stoker.engine.sim.workload import Workload
+from stoker.policies import registry
+from stoker.policies.autosched.causal_model import CausalModel, has_extra
+from stoker.policies.autosched.search_space import space_of
+from stoker.policies.keys import make_config
 
 REPLAY_LOOKS = 96  #: moments, evenly spread, at which the replay of the past is looked at
 SEARCHES = 16  #: at some of these moments, first those at which jobs wait
@@ -45,12 +43,6 @@ class Past:
     seconds: float = LEARNING_SECONDS  #: real time after which no other trial begins
 
 
-def learnt_apart(past: Past, policy: str, config: Mapping[str, Any], options: Options, objective: str, seed: int = 0) -> CausalModel:
-    """`learnt_from` in a niced process."""
-    with multiprocessing.get_context("spawn").Pool(1, step_aside) as pool:
-        return pool.apply(learnt_from, (past, policy, config, options, objective, seed))
-
-
 def learnt_from(past: Past, policy: str, config: Mapping[str, Any], options: Options, objective: str, seed: int = 0) -> CausalModel:
     """Nothing after ``past.until`` is looked at. Where too little was to be seen the model has few samples, and says so when it is used."""
     ends_at, rng, kind = time.monotonic() + past.seconds, np.random.default_rng([seed, 5]), registry.load(policy).Config
@@ -60,11 +52,11 @@ def learnt_from(past: Past, policy: str, config: Mapping[str, Any], options: Opt
     first = float(past.workload.submitted[0]) if len(past.workload) else 0.0
     begin = first + WARM_UP_SHARE * (past.until - first)
     looks = _Looks(policy, options, begin, (past.until - begin) / REPLAY_LOOKS)
-    # What was seen before it failed, or its time was over, counts.
+    # Samples from before the failure, or the end of its time, count.
     with contextlib.suppress(SimulationError, Hangs), bounded(REPLAY_SHARE * past.seconds):
         simulate(past.workload, past.cluster, registry.create(policy, config), replace(options, until=past.until), control=looks)
     learnt_at = 0
-    for waits in (True, False):  # where nobody waits, later arrivals may have to
+    for waits in (True, False):  # where no job waits now, later arrivals may have to
         looked = [situation for situation, so in looks.seen if so == waits]
         chosen = np.unique(np.linspace(0, len(looked) - 1, min(SEARCHES, len(looked))).round().astype(int))
         for number in rng.permutation(chosen).tolist():
@@ -83,7 +75,7 @@ def learnt_from(past: Past, policy: str, config: Mapping[str, Any], options: Opt
 
 @dataclass
 class _Looks:
-    """What a simulated past looked like."""
+    """Takes situations from a simulated past, evenly spread over it."""
 
     policy: str
     options: Options
