@@ -71,12 +71,15 @@ class World:
     leases: int = 0
     words: int = 0
     done: bool = False  #: a task has completed
-    saved: list[int] = field(default_factory=list)  #: tasks that have a checkpoint, as the daemon knows
+    saved: dict[int, int] = field(default_factory=dict)  #: tasks that have a checkpoint, as the daemon knows, and its step
+    first: int = 0  #: lease since there was none
     mute: bool = False  #: the daemon is dead: nobody hears who lives
 
     def start(self, *indexes: int, spec: JobSpec | None = None) -> list[Member]:
         """Leases for these tasks, all in one word."""
         fresh = []
+        if not self.members:
+            self.first = self.leases + 1
         for index in indexes:
             self.leases += 1
             directory = self.home / f"{index}" / f"run-{self.leases}"
@@ -111,7 +114,9 @@ class World:
             members=[Replica(lease=one.lease, index=one.index, address=one.address) for one in members],
             founder=min((one.lease for one in members), default=None),
             done=self.done,
-            saved=self.saved,
+            saved=list(self.saved),
+            saved_steps=list(self.saved.values()),
+            first=self.first,
             stepped=[one.lease for one in members if any("members" in report.get("values", {}) for report in one.reports)],
         )
 

@@ -52,11 +52,11 @@ from stoker.engine.adapters.adapter_choice import Banked, Gain, Gains, offers
 from stoker.engine.adapters.stored_adapters import gain_of
 from stoker.engine.protocol import AdapterOffer
 from stoker.engine.spec.model import JobSpec, Stop
+from stoker.runners import texts
 from stoker.runners.backbones import hub_model
 from stoker.runners.finetune import beginning
 from stoker.runners.finetune.joint_task import Together, joint
 from stoker.runners.finetune.kept_features import KeptFeatures
-from stoker.runners.recipes import texts
 from stoker.runners.train import rng
 from stoker.runners.train.task import Task
 from stoker.runners.train.trainer import Trainer

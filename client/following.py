@@ -1,4 +1,4 @@
-"""What takes time: a log as it grows, jobs until they have ended, a daemon that is away for a while. Of the command line and the client."""
+"""Waiting: for a log as it grows, for jobs until they have ended, for a daemon that is away. Used by the command line and the client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job reports, as it comes: for the bridges to what other tools show."""
+"""The reports of a job as they come, for the bridges to other tools."""
 
 from __future__ import annotations
 

@@ -120,6 +120,7 @@ class Poll(msgspec.Struct, frozen=True, kw_only=True):
     wait: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
     sends_logs: bool = False  #: it answers the ``logs`` of `Assignments`
     hands_on: bool = False  #: it answers the ``asks`` of these
+    taken: Count | None = None  #: number of the newest of both that it has taken, 0: of none; None: it does not say
 
 
 class AdapterOffer(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,6 +173,8 @@ class ReplicaGroup(msgspec.Struct, frozen=True, kw_only=True):
     stepped: list[Count] = []  #: of these leases those that have taken a step with others
     done: bool = False  #: a member has finished all steps
     saved: list[Count] = []  #: indexes of tasks that have checkpoints, from which a group goes on that has no member left
+    saved_steps: list[Count] = []  #: of those checkpoints; empty: a daemon that does not tell it
+    first: Count | None = None  #: the first lease since there was none: nobody who lives can have begun without it; None: not told
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
@@ -263,7 +266,7 @@ class BundleWanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody wants to read the log of a lease that lies on this node. Each is told once, and answered with a `LogPiece`."""
+    """Somebody wants to read the log of a lease that lies on this node. Told until it is taken, and answered with a `LogPiece`."""
 
     number: int
     job: int
@@ -288,7 +291,7 @@ class LogPiece(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AskRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests to a server that runs on this node. Each is told once, and answered with an `Asked`."""
+    """Requests to a server that runs on this node. Told until they are taken, and answered with an `Asked`."""
 
     number: int
     job: int

@@ -1,4 +1,4 @@
-"""What the daemon's process is made of: the store, what is kept in memory of it, the periodic tasks; and how it ends in time."""
+"""The parts of the daemon's process: the store, what is kept in memory of it, the periodic tasks; and how it ends in time."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ class Services:
         self.board = Board(self.store)
         self.board.refresh()
         self.unstored = UnstoredStops(self.store, self.board)
-        self.remote_logs = RemoteLogs(self.board, self.fleet, home)
         self.remote_requests = RemoteRequests(self.board)
+        self.remote_logs = RemoteLogs(self.remote_requests, self.fleet, home)
         self.kept_logs, self.bundles = KeptLogs(home, self.store), KeptBundles(home)
         self.counts = Counts(self.store)
         self.tasks = Tasks(self._on_task, self.clock)

@@ -1,4 +1,4 @@
-"""What the directories of jobs take on this host's disk: checkpoints, logs, and whatever else lies there."""
+"""Disk space of the directories of jobs on this host: checkpoints, logs, and whatever else lies there."""
 
 from __future__ import annotations
 

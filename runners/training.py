@@ -1,4 +1,4 @@
-"""What an entrypoint imports: the function that it names returns a `Task`."""
+"""The module for entrypoints to import: the function that a job names returns a `Task`."""
 
 from __future__ import annotations
 

@@ -22,23 +22,24 @@ SELECT pool, enabled, period, objective, set_by, ts FROM auto_tuning QUALIFY row
 SELECT DISTINCT pool FROM jobs WHERE state = 'pending' AND epoch(not_before) > $1 AND epoch(not_before) <= $2
 
 -- name: bank_of_signatures
--- Of each signature the newest job whose adapter is in the bank.
-SELECT j.signature, max(a.job_id) AS job
+-- Jobs whose adapters are in the bank, with their signatures, the newest last.
+SELECT j.signature, a.job_id AS job
 FROM adapters a JOIN jobs j ON j.id = a.job_id
 WHERE a.gone IS NULL AND j.signature IS NOT NULL
-GROUP BY j.signature
-ORDER BY j.signature
+ORDER BY a.job_id
 
 -- name: causal_model
 -- What the causal model of a pool is made of. $1: pool, $2: policy, $3: objective, $4: version.
 SELECT learnt FROM causal_models WHERE pool = $1 AND policy = $2 AND objective = $3 AND version = $4
 
 -- name: copying_replicas
--- Of jobs those that are replicas of a group that trains: they copy its state, wherever their own checkpoints lie. $1: the jobs.
+-- Of jobs those that are replicas of a group that trains, as far as their own checkpoints or farther: they copy its state, wherever those lie.
+-- $1: the jobs.
 SELECT j.id
-FROM jobs j
+FROM jobs j LEFT JOIN progress p ON p.job_id = j.id
 WHERE list_contains($1::BIGINT[], j.id) AND j.spec ->> '$.replicas.max' IS NOT NULL
-  AND EXISTS (SELECT 1 FROM jobs o JOIN metrics m ON m.lease_id = o.lease_id WHERE o.array_id = j.array_id AND o.id <> j.id AND m.name = 'members')
+  AND EXISTS (SELECT 1 FROM jobs o JOIN metrics m ON m.lease_id = o.lease_id
+              WHERE o.array_id = j.array_id AND o.id <> j.id AND m.name = 'members' AND m.step >= coalesce(p.checkpoint_step, 0))
 
 -- name: fetched
 -- Of jobs whose checkpoints are to go to another host: where they lie, the digest by which the daemon has them, why they were not sent, the step, their bytes.
@@ -221,12 +222,17 @@ WHERE j.pool = $1 AND l.stop_reason = 'preempted' AND l.stop_for IS NOT NULL AND
 GROUP BY l.job_id, l.stop_for
 
 -- name: saved_replicas
--- Of groups of replicas none of which trains: the tasks that have a checkpoint, and its step; whether they have a GPU. $1: arrays.
-SELECT j.array_id, j.id, j.name, p.checkpoint_step, j.lease_id IS NOT NULL
-FROM jobs j JOIN progress p ON p.job_id = j.id
-WHERE list_contains($1::BIGINT[], j.array_id) AND j.finished_at IS NULL AND p.checkpoint_step > 0
-  AND NOT EXISTS (SELECT 1 FROM jobs o JOIN metrics m ON m.lease_id = o.lease_id WHERE o.array_id = j.array_id AND m.name = 'members')
-ORDER BY j.array_id, j.id
+-- Of groups of replicas none of which trains as far as that: the tasks that have a checkpoint, and its step; whether they have a GPU. $1: arrays.
+WITH saved AS (
+    SELECT j.array_id, j.id, j.name, p.checkpoint_step AS step, j.lease_id, max(p.checkpoint_step) OVER (PARTITION BY j.array_id) AS newest
+    FROM jobs j JOIN progress p ON p.job_id = j.id
+    WHERE list_contains($1::BIGINT[], j.array_id) AND j.finished_at IS NULL AND p.checkpoint_step > 0
+)
+SELECT s.array_id, s.id, s.name, s.step, s.lease_id IS NOT NULL
+FROM saved s
+WHERE NOT EXISTS (SELECT 1 FROM jobs o JOIN metrics m ON m.lease_id = o.lease_id
+                  WHERE o.array_id = s.array_id AND m.name = 'members' AND m.step >= s.newest)
+ORDER BY s.array_id, s.id
 
 -- name: saved_steps
 -- Steps of the newest checkpoints of jobs. $1: the jobs.

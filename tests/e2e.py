@@ -293,12 +293,20 @@ class Jobs:
         row: dict[str, Any] = self.client.get(f"/v1/jobs/{job}")["job"]
         return row
 
+    def listed(self, job: int | str) -> dict[str, Any]:
+        """What a listing tells of it, for a tenth of the daemon's CPU time that `show` takes."""
+        if isinstance(job, str):  # several jobs may have had that name
+            return self.show(job)
+        (row,) = self.client.get("/v1/jobs", id=str(job), all="1")["jobs"]
+        return dict(row)
+
     def state(self, job: int | str) -> str:
-        return str(self.show(job)["state"])
+        return str(self.listed(job)["state"])
 
     def ended(self, job: int | str, seconds: float = 150.0) -> dict[str, Any]:
         """The job once it has ended."""
-        return until(lambda: (row := self.show(job))["finished_at"] and row, seconds)
+        until(lambda: self.listed(job)["finished_at"], seconds)
+        return self.show(job)
 
     def act(self, action: str, job: int | str, **body: Any) -> None:
         self.client.post(f"/v1/jobs/{job}/{action}", body)

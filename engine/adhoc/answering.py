@@ -1,4 +1,4 @@
-"""What a process does that was forked off to answer one statement: it bounds itself, runs it, writes the answer, and ends."""
+"""The forked process that answers one statement: it bounds itself, runs it, writes the answer, and ends."""
 
 from __future__ import annotations
 

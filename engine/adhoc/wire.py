@@ -1,4 +1,4 @@
-"""What the daemon and the process of ad-hoc SQL say to each other.
+"""Messages between the daemon and the process of ad-hoc SQL.
 
 Two sockets join them. The *feed* is a stream from the daemon: a `Load`, then what each commit has done. The *desk*
 carries single messages both ways, and with each `Ask` the end of a third socket, on which the statement's own

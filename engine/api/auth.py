@@ -1,4 +1,4 @@
-"""Who may do what. The Unix socket is its owner's alone (mode 0600) and may do everything; TCP needs a token with a role."""
+"""Roles and tokens. The Unix socket is its owner's alone (mode 0600) and may do everything; TCP needs a token with a role."""
 
 from __future__ import annotations
 

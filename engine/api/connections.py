@@ -1,4 +1,4 @@
-"""Who may hold a TCP connection open, for how long, and how many may: strangers take nothing from those who have a token.
+"""Bounds on TCP connections: how many there may be, and for how long. Strangers take nothing from those who have a token.
 
 A connection that has shown no valid token yet is a stranger's. Of strangers the newest are kept: with many, the oldest makes way, so
 that a client that speaks at once gets through among thousands that say nothing.

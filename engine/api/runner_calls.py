@@ -67,13 +67,12 @@ async def poll(call: Call) -> Any:
     message = await call.message(Poll)
     fleet = call.daemon.fleet
     fleet.hear(message.node, message.session)
-    remote_logs, remote_requests = call.daemon.remote_logs, call.daemon.remote_requests
-    at_once = remote_logs.waiting(message.node) or remote_requests.waiting(message.node)
-    wait = 0.0 if at_once else min(message.wait, fleet.heartbeat)
+    requests = call.daemon.remote_requests
+    wait = 0.0 if requests.waiting(message) else min(message.wait, fleet.heartbeat)
     answer = await call.daemon.board.poll(message.node, message.version, wait)
     if not fleet.current(message.node, message.session):
         raise Stale(f"runner {message.node}: another agent has registered under this name since")
-    return remote_requests.hand_out(message, remote_logs.hand_out(message, answer))
+    return requests.hand_out(message, answer)
 
 
 async def report(call: Call) -> Any:
@@ -87,7 +86,7 @@ async def report(call: Call) -> Any:
 async def log(call: Call) -> dict[str, Any]:
     message = await call.message(LogPiece)
     call.daemon.fleet.hear(message.node, message.session)
-    call.daemon.remote_logs.take(message)
+    call.daemon.remote_requests.take(message)
     return {}
 
 

@@ -71,16 +71,16 @@ class PoolTuning:
         return {row["pool"]: row for row in objects(self._store, "policy/auto_tuning")}
 
     def automatic(self) -> dict[str, dict[str, Any]]:
-        """Of the pools that tune themselves: the period in seconds and the objective."""
+        """The period in seconds and the objective of each pool that tunes itself."""
         rows = self._stored_settings().items()
         return {pool: {"period": row["period"], "objective": row["objective"]} for pool, row in rows if row["enabled"]}
 
     def standing(self) -> dict[str, dict[str, Any]]:
-        """The same, with when the next search comes (s since the epoch), and why there may be none then."""
+        """As `automatic`, with the time of the next search (s since the epoch), and why where there is none."""
         return {pool: {**auto, **self._next(pool, auto["period"])} for pool, auto in self.automatic().items()}
 
     def _next(self, pool: str, period: float) -> dict[str, Any]:
-        """None: one is under way, or it waits."""
+        """When the next search comes, and why it is not known: one is under way, or the pool waits."""
         if self.searches.busy == pool:
             return {"next": None, "why": "a search is under way"}
         if why := self.waits_for(pool):

@@ -81,7 +81,7 @@ class Situation:
 
     @property
     def has_deadlines(self) -> bool:
-        """Those of jobs at hand; deadlines of expected jobs are unknown."""
+        """Whether jobs at hand have deadlines; those of expected jobs are unknown."""
         return bool(np.isfinite(self.view.jobs.tier_deadline).any())
 
 
@@ -153,7 +153,7 @@ def usual_durations(history: History) -> Floats:
 
 
 def aggregated(situation: Situation) -> Situation:
-    """The same, with alike waiting jobs, and alike arrivals, simulated as one job. Jobs that hold GPUs, or ever did, stay single."""
+    """The situation with alike waiting jobs, and alike arrivals, joined into one each. Jobs that hold GPUs, or ever did, stay single."""
     view, coming = situation.view, situation.coming
     jobs = view.jobs if type(view.jobs) is Jobs else view.jobs.plain()  # type: ignore[attr-defined]
     largest = int(np.bincount(view.gpus.node[view.gpus.usable]).max(initial=1))

@@ -46,6 +46,6 @@ def keep_model(tx: Transaction, batch: Sequence[StoredModel]) -> Sequence[None]:
 
 
 def stored_model(store: Store, pool: str, policy: str, objective: str, space: Space) -> CausalModel:
-    """That of this version of the policy; one without samples where there is none yet."""
+    """The model of this version of the policy; a new one without samples where none is kept."""
     rows = store.rows("policy/causal_model", pool, policy, objective, version_of(policy))
     return CausalModel.of_plain(space, objective, json.loads(rows[0][0])) if rows else CausalModel.untrained(space, objective)

@@ -1,4 +1,4 @@
-"""What commands print: tables and facts for people, plain columns for pipes, JSON for programs."""
+"""The output of commands: tables and facts for people, plain columns for pipes, JSON for programs."""
 
 from __future__ import annotations
 

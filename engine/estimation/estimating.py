@@ -1,5 +1,5 @@
-"""What is learnt from history beside the ticks: how many iterations jobs need that stop at a metric, what suspensions cost,
-and how busy jobs keep their GPUs.
+"""Estimates learnt from history beside the ticks: the iterations of jobs that stop at a metric, the cost of suspensions, and how busy jobs
+keep their GPUs.
 
 One periodic task, so one thread: fitting a curve takes milliseconds, and no tick and no write waits for it.
 """

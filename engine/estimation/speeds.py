@@ -1,4 +1,4 @@
-"""What runs measured of the speed of a step, folded into `speeds` and `slowdowns`: moving averages, corrected by all that runs."""
+"""Measured speeds of steps, folded into `speeds` and `slowdowns`: moving averages, corrected by all that runs."""
 
 from __future__ import annotations
 

@@ -101,13 +101,13 @@ class Board:
         sources: dict[int, list[Any]] = {lease: found for lease, *found in self._store.rows("policy/lease_sources", led)} if led else {}
         for lease, text, owner, snapshot, memory, source, offered, joint in rows:
             place, run_dir, trained_as, partner = sources.get(lease, [None] * 4)
-            spec = json.loads(text)
+            spec = _given(text)
             if trained_as is not None and spec.get("recipe") is not None:
                 spec = _built_alike(spec, json.loads(trained_as))
             shared = (spec.get("share") or {}).get("input")
             self._terms[lease] = {
                 "spec": spec, "snapshot": snapshot, "gpu_memory": memory, "grace": spec.get("grace", GRACE),
-                "input": shared and f"{owner}/{shared}", "joint": None if joint is None else Partner(job=joint, spec=json.loads(partner)),
+                "input": shared and f"{owner}/{shared}", "joint": None if joint is None else Partner(job=joint, spec=_given(partner)),
             }  # fmt: skip
             self._sources[lease] = _Source(source, place, _checkpoints(run_dir))
             begins |= {lease: json.loads(offered)} if offered else {}
@@ -179,6 +179,11 @@ class Board:
             self._loop.call_soon_threadsafe(lambda: self._wake(list(self._waiters)))
 
 
+def _given(spec: str) -> dict[str, Any]:
+    """A spec without the fields that it leaves open: a runner of a former version would refuse one that it does not know."""
+    return {name: value for name, value in json.loads(spec).items() if value is not None}
+
+
 def _built_alike(spec: dict[str, Any], trained: Mapping[str, Any]) -> dict[str, Any]:
     """A server of a recipe builds the model that was trained: with those parameters, but for the ones that it gives itself."""
     params = {**trained.get("params", {}), **spec.get("params", {})}
@@ -212,6 +217,13 @@ class _Group:
 
     word: ReplicaGroup
     hosts: int
+    taken: Mapping[int, int]  #: newest step of each lease that has taken one with others
+
+    def has_state_for(self, lease: int) -> bool:
+        """Whether another one trains from which this lease is to copy the state, also in place of a checkpoint of its own."""
+        index = next(one.index for one in self.word.members if one.lease == lease)
+        saved = dict(zip(self.word.saved, self.word.saved_steps, strict=True)).get(index, 0)
+        return any(other != lease and step >= saved for other, step in self.taken.items())
 
 
 def _groups(rows: Sequence[dict[str, Any]]) -> dict[int, _Group]:
@@ -220,16 +232,19 @@ def _groups(rows: Sequence[dict[str, Any]]) -> dict[int, _Group]:
     for number, held in groupby(rows, key=lambda row: row["group"]):
         members = list(held)
         leases = [row["lease"] for row in members]
+        taken = {row["lease"]: row["taken"] for row in members if row["taken"] is not None}
         word = ReplicaGroup(
             group=number,
             epoch=members[0]["epoch"],
             members=[Replica(lease=row["lease"], index=row["place"], address=_meeting(row) if row["port"] else "") for row in members],
             founder=min(leases),
-            stepped=[row["lease"] for row in members if row["stepped"]],
+            stepped=list(taken),
             done=members[0]["done"],
             saved=members[0]["saved"],
+            saved_steps=members[0]["saved_steps"],
+            first=members[0]["first"],
         )
-        found |= dict.fromkeys(leases, _Group(word, len({(row["host"], row["boot_id"]) for row in members})))
+        found |= dict.fromkeys(leases, _Group(word, len({(row["host"], row["boot_id"]) for row in members}), taken))
     return found
 
 
@@ -242,7 +257,7 @@ def _parts(
     hosts = len({(row["host"], row["boot_id"]) for row in held})
     if group is not None:
         hosts = group.hosts
-    copies = group is not None and any(other != lease["lease"] for other in group.word.stepped)  # the state of those who train
+    copies = group is not None and group.has_state_for(lease["lease"])
     meeting = _meeting(lease) if len(nodes) > 1 or group is not None else ""
     for rank, node in enumerate(nodes):
         own = [row for row in held if row["node"] == node]

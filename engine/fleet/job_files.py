@@ -1,4 +1,4 @@
-"""What jobs keep on the disks of runners, as these tell it; a row whenever it has changed, so that the view `costs` knows for how long."""
+"""Disk space of jobs on runners, as these report it; a row for each change, so that the view `costs` knows for how long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a runner may call itself, and the GPUs that it may offer: said no to in words, so that its agent can print them and leave."""
+"""Checks of a runner's name and of the GPUs that it offers. A refusal is in words, so that its agent can print them and leave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runners tell of the places of checkpoints, and where those of jobs lie."""
+"""Places of checkpoints, as runners tell of them, and the place of each job's."""
 
 from __future__ import annotations
 

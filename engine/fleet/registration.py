@@ -1,4 +1,4 @@
-"""What runners say: they register, they report; what follows for leases and jobs."""
+"""Messages of runners, registrations and reports, and what follows from them for leases and jobs."""
 
 from __future__ import annotations
 

@@ -1,76 +1,99 @@
-"""Requests to servers on other hosts, handed on by the runners there: told in the answers of their polls, and answered by them."""
+"""What is asked of runners on other hosts: told in the answers of their polls until they have taken it, and answered by them."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import time
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from ..errors import LimitExceeded, StokerError, Unreachable, UsageError
-from ..protocol import Asked, AskRequest, Assignments, Poll
+from ..errors import LimitExceeded, Unreachable
+from ..protocol import Asked, AskRequest, Assignments, LogPiece, LogRequest, Poll
 from .board import Board
 
-MOST_UNDER_WAY = 64  #: messages that may be under way to the servers of one runner
-_FAILED: dict[str, type[StokerError]] = {"busy": LimitExceeded, "unreachable": Unreachable, "refused": UsageError}
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What may be asked."""
+
+    field: str  #: of `Assignments`, in which it is told
+    flag: str  #: of `Poll`, by which a runner says that it answers it
+    answer: type
+    most: int  #: that may wait for one runner
+    waiters: str  #: what these are
+    again: bool  #: a runner that was started anew meanwhile is asked too: to do it twice costs nothing
+
+
+LOGS = Kind("logs", "sends_logs", LogPiece, 100, "readers of logs wait for", again=True)
+MESSAGES = Kind("asks", "hands_on", Asked, 64, "messages wait for servers of", again=False)
 
 
 @dataclass(slots=True)
 class _Open:
-    request: AskRequest
-    answer: asyncio.Future[Asked | None]  #: None: its runner is of a version that hands nothing on
+    kind: Kind
+    request: LogRequest | AskRequest
+    answer: asyncio.Future[Any]
     told: int | None = None  #: the session of its runner that was told of it
 
 
 class RemoteRequests:
-    """What is asked of servers and has not been answered, by runner. On the event loop only."""
+    """What is asked and has not been answered, by runner. On the event loop only."""
 
     def __init__(self, board: Board) -> None:
         self._board = board
-        self._open: dict[str, dict[int, _Open]] = {}
-        self._numbers = itertools.count(1)
+        self._open: dict[str, dict[int, _Open]] = defaultdict(dict)
+        self._first = time.time_ns() // 1_000_000  # so that a runner has not taken a number yet that it had of an earlier daemon
+        self._numbers = itertools.count(self._first)
+        self._newest = self._first
 
-    async def ask(self, node: str, job: int, name: str, lease: int, requests: list[Any], timeout: float) -> list[Any]:
-        """The answers of a server. Whoever calls sees to it that it does not wait for ever."""
-        under_way = self._open.setdefault(node, {})
-        if len(under_way) >= MOST_UNDER_WAY:
-            raise LimitExceeded(f"{MOST_UNDER_WAY} messages wait for servers of runner {node} already: ask again later")
-        request = AskRequest(number=next(self._numbers), job=job, name=name, lease=lease, requests=requests, timeout=timeout)
-        under_way[request.number] = one = _Open(request, asyncio.get_running_loop().create_future())
+    async def ask(self, kind: Kind, node: str, make: Callable[[int], LogRequest | AskRequest]) -> Any:
+        """The answer of a runner, None: it is of a version that answers no such requests. ``make`` gets the number of the request.
+
+        Whoever calls sees to it that it does not wait for ever.
+        """
+        under_way = self._open[node]
+        if sum(one.kind is kind for one in under_way.values()) >= kind.most:
+            raise LimitExceeded(f"{kind.most} {kind.waiters} runner {node} already: try again later")
+        self._newest = number = next(self._numbers)
+        under_way[number] = one = _Open(kind, make(number), asyncio.get_running_loop().create_future())
         self._board.wake(node)
         try:
-            found = await one.answer
+            return await one.answer
         finally:
-            del under_way[request.number]
-        if found is None:
-            raise Unreachable(f"{name} runs on another host, and its runner {node} is of a version that hands on no requests: update it")
-        if found.failed:
-            raise _FAILED[found.failed](found.error)
-        return found.answers
+            del under_way[number]
 
-    def waiting(self, node: str) -> bool:
+    def waiting(self, poll: Poll) -> bool:
         """Whether there is something to tell a runner."""
-        return any(one.told is None for one in self._open.get(node, {}).values())
+        return bool(self._untold(poll))
+
+    def _untold(self, poll: Poll) -> list[_Open]:
+        """What a runner has not taken; one of a former version, which does not say that, has what it was told."""
+        waiting = [(number, one) for number, one in self._open[poll.node].items() if not one.answer.done()]
+        if poll.taken is None:
+            return [one for _, one in waiting if one.told != poll.session]
+        taken = poll.taken if poll.taken <= self._newest else 0  # else of an earlier daemon, and the clock was set back since
+        return [one for number, one in waiting if number > taken]
 
     def hand_out(self, poll: Poll, answer: Assignments) -> Assignments:
-        """The answer to a poll, with what is asked of the runner's servers."""
-        fresh = [one for one in self._open.get(poll.node, {}).values() if one.told is None]
-        for one in self._open.get(poll.node, {}).values():
-            if one.told not in (None, poll.session) and not one.answer.done():
-                words = f"runner {poll.node} was started again before {one.request.name} answered: ask again"
-                one.answer.set_result(
-                    Asked(node=poll.node, session=poll.session, number=one.request.number, failed="unreachable", error=words)
-                )
-        for one in fresh:
-            one.told = poll.session
-            if not poll.hands_on and not one.answer.done():
+        """The answer to a poll, with what is asked of the runner."""
+        told = defaultdict[str, list[LogRequest | AskRequest]](list)
+        for one in self._untold(poll):
+            if one.told not in (None, poll.session) and not one.kind.again:
+                one.answer.set_exception(Unreachable(f"runner {poll.node} was started again before it had answered: ask again"))
+            elif getattr(poll, one.kind.flag):
+                told[one.kind.field].append(one.request)
+            else:
                 one.answer.set_result(None)
-        return msgspec.structs.replace(answer, asks=[one.request for one in fresh]) if fresh and poll.hands_on else answer
+            one.told = poll.session
+        return msgspec.structs.replace(answer, **told) if told else answer
 
-    def take(self, asked: Asked) -> None:
+    def take(self, answer: LogPiece | Asked) -> None:
         """An answer; whoever asked may have gone."""
-        one = self._open.get(asked.node, {}).get(asked.number)
-        if one is not None and not one.answer.done():
-            one.answer.set_result(asked)
+        one = self._open[answer.node].get(answer.number)
+        if one is not None and not one.answer.done() and isinstance(answer, one.kind.answer):
+            one.answer.set_result(answer)

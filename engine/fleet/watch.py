@@ -1,4 +1,4 @@
-"""What time brings: leases expire, attempts run out of time."""
+"""Ends that come with time: leases expire, attempts run out of time."""
 
 from __future__ import annotations
 

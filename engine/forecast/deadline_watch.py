@@ -1,4 +1,4 @@
-"""What is said of deadlines, from the view `outlook` alone; a job that is not going to make its own is announced once, in time."""
+"""Words on deadlines, from the view `outlook` alone. A job that is not going to make its own is announced once, in time."""
 
 from __future__ import annotations
 

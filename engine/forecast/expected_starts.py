@@ -89,7 +89,8 @@ class _Coming:
                 beside.append((time, node, count))
                 continue
             if time >= min((self._leaves[other] for _, other, _ in used), default=math.inf):
-                used = [one for one in used if self._leaves[one[1]] > time]  # those nodes have left by then
+                beside += [one for one in used if self._leaves[one[1]] <= time]  # those nodes have left by then: others may be earlier
+                used = [one for one in used if self._leaves[one[1]] > time]
                 lacking = n - sum(count for *_, count in used)
             used.append((time, node, min(count, lacking)))
             if count > lacking:

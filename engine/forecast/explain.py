@@ -160,7 +160,8 @@ def _begins(store: Store, row: dict[str, Any]) -> str:
         return f"; {one['why']}"
     if one["source"] is None:
         return f"; begins from its backbone: {one['why']}"
-    words = {"planned": "begins", "undone": "had begun"}.get(one["state"], "began")
+    planned = "was to begin" if row["state"] in FINAL else "begins"
+    words = {"planned": planned, "undone": "had begun"}.get(one["state"], "began")
     return f"; {words} with the adapter of job {one['source']} ({one['source_data']}): {one['why']}"
 
 

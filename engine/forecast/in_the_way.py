@@ -1,4 +1,4 @@
-"""What keeps a waiting job from GPUs beside their being taken: a job before it that it may not pass, and why it is packed with nobody.
+"""Obstacles of a waiting job besides GPUs that are taken: a job before it that it may not pass, and why it is packed with no other.
 
 The policy is asked for a plan of the pool as it is, an instance of its own, and once more as it would be with another setting.
 """

@@ -1,4 +1,4 @@
-"""What all runners need that an engine starts: the daemon's address, and a runner's token, in a file that nobody else reads."""
+"""Common needs of runners that an engine starts: the daemon's address, and a runner's token, in a file that nobody else reads."""
 
 from __future__ import annotations
 

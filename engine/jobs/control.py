@@ -1,4 +1,4 @@
-"""What people do to jobs: cancel, hold, release, change the priority."""
+"""Changes of jobs by people: cancel, hold, release, change the priority."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the end of a lease means for its job: a pure function, so that every case can be read and tested in one place."""
+"""The verdict on a job when its lease ends: a pure function, so that every case can be read and tested in one place."""
 
 from __future__ import annotations
 

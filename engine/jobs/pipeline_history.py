@@ -1,4 +1,4 @@
-"""What the tuners of a job's data pipelines saw and did, from what the tables say: `stoker pipeline`."""
+"""History of a job's data pipelines and their tuners, as the tables have it: `stoker pipeline`."""
 
 from __future__ import annotations
 

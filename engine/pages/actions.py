@@ -1,4 +1,4 @@
-"""What a visitor may do, each asked once more on a page of its own: it works without a script."""
+"""Actions of a visitor, each asked once more on a page of its own: it works without a script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pages and reports are made of: tables, tiles, times, bars."""
+"""Components of pages and reports: tables, tiles, times, bars."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all open pages are made of: one read of the queue, of who is on which GPU, and of what happened."""
+"""One look at the database for all open pages: the queue, who is on which GPU, and what happened."""
 
 from __future__ import annotations
 

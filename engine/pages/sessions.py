@@ -1,4 +1,4 @@
-"""Who looks at the page: links that are used once, and the sessions of browsers that began with them."""
+"""Visitors of the page: links that are used once, and the sessions of browsers that began with them."""
 
 from __future__ import annotations
 

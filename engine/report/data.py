@@ -1,4 +1,4 @@
-"""What a report shows, read by the queries of sql/report/ through any function that answers them by name."""
+"""Data of a report, read by the queries of sql/report/ through any function that answers them by name."""
 
 from __future__ import annotations
 

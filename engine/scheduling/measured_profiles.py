@@ -60,15 +60,15 @@ def slowdowns_of(measured: Columns, profiles: Sequence[Profile], products: Array
 
 
 def transfers_of(bank: Columns, gains: Columns, known: Ints) -> tuple[Transfers | None, dict[int, int]]:
-    """`View.transfers` and `View.ended`, of the signatures of the profiles; None: no job may begin with an adapter.
+    """`View.transfers` and `View.left`, of the signatures of the profiles; None: no job may begin with an adapter.
 
     ``bank``, ``gains``: as sql/policy/bank_of_signatures and gains_of_signatures have them.
     """
     if not bank:
         return None, {}
     row_of = {signature: row for row, signature in enumerate(known.tolist())}
-    ended = {
-        row_of[signature]: job
+    left = {
+        job: row_of[signature]
         for signature, job in zip(ints(bank["signature"]).tolist(), ints(bank["job"]).tolist(), strict=True)
         if signature in row_of
     }
@@ -76,7 +76,7 @@ def transfers_of(bank: Columns, gains: Columns, known: Ints) -> tuple[Transfers 
     for source, job, gain in zip(*(gains[name].tolist() for name in ("source", "job", "gain")), strict=True):
         if source in row_of and job in row_of and gain >= LEAST_GAIN:
             begin[row_of[source], row_of[job]] = 1 / gain
-    return Transfers(begin), ended
+    return Transfers(begin), left
 
 
 def _known(seconds: float) -> float | None:

@@ -59,8 +59,9 @@ def snapshot(con: duckdb.DuckDBPyConnection, pool: str, now: float, overheads: O
     divided = Beside(lease_id, seen.divided, "lease_id")
     table = _jobs(jobs, seen.work, leases, divided, _rows_of_held(gpus.id, seen.held), seen.tiers, profile, overhead, now)
     slowdowns = slowdowns_of(seen.slowdowns, profiles, seen.gpus["product"])
-    transfers, ended = transfers_of(seen.bank, seen.gains, known)
-    view = View(now, pool, table, gpus, nodes, profiles, slowdowns=slowdowns, transfers=transfers, ended=ended)
+    transfers, left = transfers_of(seen.bank, seen.gains, known)
+    ended = {row: job for job, row in left.items()}  # of each the newest, which comes last
+    view = View(now, pool, table, gpus, nodes, profiles, slowdowns=slowdowns, transfers=transfers, ended=ended, left=left)
     found = Snapshot(view, lease_id, leases.seconds("expires_at", np.inf), leases.floats("profile", 0.0) > 0, seen.ineligible)
     return _checkpoint_first(_within_places(found, seen), seen)
 
@@ -87,7 +88,9 @@ class _Read:
     unsaving: dict[int, float]  #: expected end of each row that loses all its work when stopped, where a node leaves before that
     steps: dict[int, int]  #: step of each job's checkpoint, where it may be out of reach
     groups: dict[int, int]  #: group of each row that shares its input, where there is more than one node
-    replicas: list[tuple[int, int, str, int, bool]]  #: of groups none of which trains: array, job, name, step of its checkpoint, has GPUs
+    replicas: list[
+        tuple[int, int, str, int, bool]
+    ]  #: of groups none of which trains so far: array, job, name, step of its checkpoint, has GPUs
 
 
 def _within_places(found: Snapshot, seen: _Read) -> Snapshot:
@@ -131,9 +134,10 @@ def _checkpoint_first(found: Snapshot, seen: _Read) -> Snapshot:
     waits = dict[int, tuple[int, str, str]]()
     for array, group in groupby(seen.replicas, key=lambda task: task[0]):
         tasks = list(group)
-        if any(holds for *_, holds in tasks):  # it has begun, and the others copy its state
-            continue
         startable = [task for task in tasks if task[1] in waiting]
+        held = [step for *_, step, holds in tasks if holds]
+        if held and all(step <= max(held) for *_, step, _ in startable):  # it has begun, and the others copy its state
+            continue
         _, _, name, newest, _ = max(startable or tasks, key=lambda task: task[3])
         reason = f"{name} goes first, which has its group's checkpoint at step {newest}"
         reason += "" if startable else f", and cannot start now; 'stoker move {name} --restart' gives the checkpoint up"
@@ -238,7 +242,7 @@ def _saved(con: duckdb.DuckDBPyConnection, jobs: Columns) -> dict[str, Any]:
 
 
 def _saved_replicas(con: duckdb.DuckDBPyConnection, jobs: Columns, everything: Columns) -> list[tuple[int, int, str, int, bool]]:
-    """Checkpoints of groups of replicas none of which trains, while some of their tasks wait."""
+    """Checkpoints of groups of replicas none of which trains as far as the newest, while some of their tasks wait."""
     waiting = np.unique(ints(jobs["array_id"])[ints(jobs["lease_id"]) == 0])
     rows = np.flatnonzero(np.isin(ints(everything["array_id"]), waiting[waiting > 0]))
     arrays = {int(everything["array_id"][row]) for row in rows if everything["place"][row] is not None}

@@ -1,4 +1,4 @@
-"""What a simulation models beside the policy: what costs, which guards hold, how wrong estimates are. Everything can be turned off."""
+"""Options of a simulation besides the policy: costs, guards, errors of estimates. Everything can be turned off."""
 
 from __future__ import annotations
 

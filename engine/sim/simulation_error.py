@@ -1,4 +1,4 @@
-"""What ends a simulation early."""
+"""Early ends of a simulation."""
 
 from __future__ import annotations
 

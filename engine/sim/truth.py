@@ -1,4 +1,4 @@
-"""What happens in truth: how fast jobs train, what starts and stops cost, when jobs fail. Policies see none of this.
+"""The truth of a simulation: how fast jobs train, what starts and stops cost, when jobs fail. Policies see none of this.
 
 The speed of a model that is known depends on the number of GPUs and on whether they are on one node or on several: 002 ch. 5.3.2.1
 measures one communication time within a node and one between nodes, and leaves links of several speeds within a node to later work.

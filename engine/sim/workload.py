@@ -1,4 +1,4 @@
-"""What is simulated: jobs as columns, in the order of their submission."""
+"""The workload of a simulation: jobs as columns, in the order of their submission."""
 
 from __future__ import annotations
 

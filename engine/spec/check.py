@@ -1,4 +1,4 @@
-"""What a JobSpec must fulfil, wherever it came from: rules on values, without files, clock or database.
+"""Rules that a JobSpec must fulfil, wherever it came from: on values, without files, clock or database.
 
 `load` runs them with the line of each field; the daemon runs `require_all` on what a client posts.
 """

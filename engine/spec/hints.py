@@ -1,4 +1,4 @@
-"""What may be a mistake: said when a job is submitted, which is taken all the same. None of its code runs for that."""
+"""Hints on possible mistakes: said when a job is submitted, which is taken all the same. None of its code runs for that."""
 
 from __future__ import annotations
 

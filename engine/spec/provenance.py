@@ -1,4 +1,4 @@
-"""What runs is what was submitted: the state of the code at submission, and a copy of it when asked for."""
+"""The code of a submission: its state at that moment, and a copy of it when asked for, so that what was submitted runs."""
 
 from __future__ import annotations
 

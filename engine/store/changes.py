@@ -1,4 +1,4 @@
-"""What a transaction does to the tables, as data: the writer applies it, and so does, in the same order, whoever keeps a copy.
+"""Changes of a transaction to the tables, as data: the writer applies them, and so does, in the same order, whoever keeps a copy.
 
 A change names its values; it reads no table but its own. So changes of different tables may be applied in any
 order, and what a second of commits has done to a table can be done at once (`merged`). A `purge` is the exception.

@@ -1,4 +1,4 @@
-"""What evaluations add to the jobs of a trace: models, demands with deadlines, stopping rules, elastic ranges (002 ch. 5.4.2)."""
+"""Attributes that evaluations add to a trace's jobs: models, demands with deadlines, stopping rules, elastic ranges (002 ch. 5.4.2)."""
 
 from __future__ import annotations
 

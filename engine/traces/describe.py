@@ -1,4 +1,4 @@
-"""What a trace looks like (002 ch. 6.2.1, Figure 6.1): durations, GPU requests, arrivals, service, recurrence, load, users and pools."""
+"""Description of a trace (002 ch. 6.2.1, Figure 6.1): durations, GPU requests, arrivals, service, recurrence, load, users and pools."""
 
 from __future__ import annotations
 

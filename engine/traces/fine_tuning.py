@@ -1,4 +1,4 @@
-"""What the recipe of a trace tells of fine-tuning jobs: how fast they train on any GPUs, and how far the weights of one take another."""
+"""Fine-tuning jobs of a trace, by its recipe: how fast they train on any GPUs, and how far the weights of one take another."""
 
 from __future__ import annotations
 

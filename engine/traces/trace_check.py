@@ -1,4 +1,4 @@
-"""What every trace must be, wherever it comes from: the rules of the tables `traces` and `trace_jobs`, as ValueErrors."""
+"""Rules that every trace must fulfil, wherever it comes from: those of the tables `traces` and `trace_jobs`, as ValueErrors."""
 
 from __future__ import annotations
 

@@ -233,7 +233,7 @@ class CausalModel:
         return cls(Encoder(space), objective, Samples.none(Encoder(space)))
 
     def relearnt(self, more: Samples) -> CausalModel:
-        """With samples of another search: the same structure, if there is one, and regressors fitted anew."""
+        """The model with the samples of another search too: its structure stays, if it has one, and regressors are fitted anew."""
         return CausalModel(self.encoder, self.objective, self.samples.plus(more).newest(MAX_SAMPLES), self.graph)
 
     def plain(self) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class Number:
         return (self.scaled(min(max(value, self.low), self.high)) - low) / (high - low) if high > low else 0.0
 
     def value(self, unit: float) -> float | int:
-        """Of a unit; rounded to six digits, so that the printed value is the one in force."""
+        """The value of a unit, rounded to six digits, so that the printed value is the one in force."""
         low, high = self.scaled(self.low), self.scaled(self.high)
         at = low + min(max(unit, 0.0), 1.0) * (high - low)
         plain = at if not self.log else math.expm1(at) if self.low <= 0.0 else math.exp(at)

@@ -1,4 +1,4 @@
-"""What suspending and resuming adds to a job's execution time (002 ch. 5.3.2.3).
+"""The time that suspending and resuming adds to a job's execution (002 ch. 5.3.2.3).
 
 An SLO job that runs ``needed`` = n of the ``available`` = m lease terms before its deadline is taken to run in any n of the m with the
 same probability. Each gap in its terms is one suspension. Terms with k gaps are k + 1 runs: n terms are cut into k + 1 runs in

@@ -1,4 +1,4 @@
-"""What is believed of a model: how fast it trains on which allocation, and how well it shares a GPU."""
+"""The believed speed of a model: how fast it trains on which allocation, and how well it shares a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of jobs that help each other: how far one gets with the weights of another, and how far two get that train together."""
+"""Known help between jobs: how far one gets with the weights of another, and how far two get that train together."""
 
 from __future__ import annotations
 

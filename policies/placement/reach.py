@@ -1,4 +1,4 @@
-"""What a gang could have if the holders of GPUs went in the order of some level, the least first."""
+"""The room of a gang if the holders of GPUs went in the order of some level, the least first."""
 
 from __future__ import annotations
 

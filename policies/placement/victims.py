@@ -1,4 +1,4 @@
-"""Who must go so that a gang can start: the fewest, weakest first."""
+"""Victims for a gang that is to start: the fewest, weakest first."""
 
 from __future__ import annotations
 

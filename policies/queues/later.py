@@ -1,4 +1,4 @@
-"""What is worked out only when somebody looks: reasons are for people, and a simulation of a million decisions shows none."""
+"""Reasons that are worked out only when somebody looks: a simulation of a million decisions shows none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be tuned of UniSched, and what turns it into Chronus or into a mixture of both (002 ch. 5.6)."""
+"""Settings of UniSched, and those that turn it into Chronus or into a mixture of both (002 ch. 5.6)."""
 
 from __future__ import annotations
 

@@ -151,8 +151,8 @@ class Groups:
         """What was decided as its pair was merged, whose first has ended since."""
         if (first := self._begins.get(job)) is None:
             return None
-        kinds = [kind for kind, one in self._pool.view.ended.items() if one == first]
-        return (first, self._known(kinds[0], profile)) if kinds else None
+        kind = self._pool.view.left.get(first)
+        return None if kind is None else (first, self._known(kind, profile))
 
     def _possible_merges(self) -> list[Merge]:
         transfers, choices = self._pool.view.transfers, self._choices

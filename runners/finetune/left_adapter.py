@@ -1,4 +1,4 @@
-"""What a fine-tuning leaves for others of its backbone to begin with, and reading what another one has left.
+"""The adapter that a fine-tuning leaves for others of its backbone to begin with, and reading one that another has left.
 
 Of few parameters (`petl`) that is the adapter beside the checkpoints, of a model that was trained itself the newest checkpoint; in both
 cases ``adapter/stoker.json`` says of which revision and form it is, and what was learnt. What is of others is never mixed.

@@ -38,7 +38,7 @@ class HandedBack:
             log.info("the node is handed back: its jobs are stopped", extra={"action": "hand-back"})
 
     def waits_in_vain(self, runs: Collection[Run], taken: float = 0.0) -> bool:
-        """Whether all has ended, and no daemon has taken anything of it for too long.
+        """Whether all has ended, and no daemon has taken anything of it for too long, or lately when its time is up.
 
         ``taken``: when one last did (monotonic). The next runner of this node and home tells how its jobs ended.
         """
@@ -47,7 +47,8 @@ class HandedBack:
         if any(run.phase is not RunPhase.ENDED for run in runs):
             self._since = time.monotonic()
             return False
-        return time.monotonic() - max(self._since, taken) > LONGEST_ABSENCE
+        late = self.until is not None and boot_clock() >= self.until
+        return time.monotonic() - max(self._since, taken) > (LAST_WORDS if late else LONGEST_ABSENCE)
 
 
 def say_untold(runs: Collection[Run], node: str) -> None:

@@ -1,4 +1,4 @@
-"""What a runner sends to other hosts, and has from them before a job begins."""
+"""Files that a runner sends to other hosts, and fetches from them before a job begins."""
 
 from __future__ import annotations
 

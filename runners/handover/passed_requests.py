@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,7 @@ from ..share.inference_client import InferenceClient
 log = logging.getLogger("stoker.runner")
 
 _TIMEOUT = 30.0  #: seconds
+_RETRY_SECONDS = 0.5  #: seconds until an answer that did not get through is sent again
 _LONGEST = 64 << 20  #: bytes that the daemon takes at once
 
 
@@ -34,12 +36,24 @@ class RequestPasser:
     def _pass(self, request: AskRequest) -> None:
         try:
             message = self._encoded(self._asked(request))
-            with self._sending:
-                self._client.post_raw(ASKED, message, timeout=_TIMEOUT)
+            until = time.monotonic() + request.timeout
+            while not self._sent(message, until):
+                time.sleep(_RETRY_SECONDS)
         except StokerError as error:  # who asked is told that no answer came, and asks again
             log.warning("an answer of %s was not sent: %s", request.name, error)
         except Exception:
             log.exception("an answer of %s was not sent", request.name)
+
+    def _sent(self, message: bytes, until: float) -> bool:
+        """Whether the daemon has the answer, which it takes once however often it comes."""
+        try:
+            with self._sending:
+                self._client.post_raw(ASKED, message, timeout=_TIMEOUT)
+        except Unreachable:
+            if time.monotonic() > until:
+                raise
+            return False
+        return True
 
     def _encoded(self, asked: Asked) -> bytes:
         """What is sent: of an answer that cannot be sent, why not."""

@@ -154,7 +154,7 @@ class Agent:
             logs.start()
             poller.start()
             try:
-                self._serve(welcome, outbox, poller, logs)
+                self._serve(welcome, outbox, poller)
             except Stale as error:
                 raise Stale(f"this runner leaves, its jobs go on: another one has taken node {self.options.node!r} ({error})") from None
             finally:
@@ -203,7 +203,7 @@ class Agent:
             self.reconcile()
         return not (self.leaving or (self.handed_back and not self.runs) or self._back.waits_in_vain(self.runs.values()))
 
-    def _serve(self, welcome: Welcome, outbox: Outbox, poller: Poller, logs: LogSender) -> None:
+    def _serve(self, welcome: Welcome, outbox: Outbox, poller: Poller) -> None:
         announced = False
         while not self.leaving:
             answer = poller.take()
@@ -219,13 +219,13 @@ class Agent:
             told = outbox.flush(self.runs.values())
             self._forget_closed()
             ends = self.handed_back or (self.shutdown == "stop" and not self.desired)
-            if ends and told and not self.runs and self._all_sent(outbox, logs):
+            if ends and told and not self.runs and self._all_sent(outbox):
                 return
             if self._back.waits_in_vain(self.runs.values(), max(outbox.taken_at, self._handover.taken_at if self._handover else 0.0)):
                 return
             self._sleep(outbox)
 
-    def _all_sent(self, outbox: Outbox, logs: LogSender) -> bool:
+    def _all_sent(self, outbox: Outbox) -> bool:
         """Whether the daemon wants no more checkpoints of a node that is handed back. It knows already that nothing runs here."""
         try:
             answer = outbox.ask()
@@ -233,8 +233,6 @@ class Agent:
             log.warning("%s; what lies here stays here", error, extra={"action": "unreachable"})
             return True
         self._want(answer)
-        for request in answer.logs:
-            logs.want(request)
         return not answer.send
 
     def _say_goodbye(self, outbox: Outbox) -> None:

@@ -123,11 +123,13 @@ class Poller(threading.Thread):
             return answer
 
     def run(self) -> None:
-        version, backoff = -1, Backoff()
+        version, taken, backoff = -1, 0, Backoff()
         while not self.leaving.is_set():
             wait = self._welcome.heartbeat
             try:
-                poll = Poll(node=self._node, session=self._welcome.session, version=version, wait=wait, sends_logs=True, hands_on=True)
+                poll = Poll(
+                    node=self._node, session=self._welcome.session, version=version, wait=wait, sends_logs=True, hands_on=True, taken=taken
+                )  # fmt: skip
                 sent = boot_clock()
                 content = self._client.post_raw(POLL, msgspec.json.encode(poll), timeout=wait + _TIMEOUT)
                 self._heard(sent)
@@ -148,6 +150,7 @@ class Poller(threading.Thread):
                 self._send_log(request)
             for asked in answer.asks:
                 self._hand_on(asked)
+            taken = max([*(one.number for one in answer.logs), *(one.number for one in answer.asks)], default=taken)
             if answer.version != version:
                 version = answer.version
                 self._deliver(answer, None)
@@ -185,8 +188,8 @@ class Outbox:
         self.retry_at = 0.0
 
     def ask(self) -> Assignments:
-        """The leases that the daemon wants now."""
-        poll = Poll(node=self._node, session=self._session, version=-1, wait=0.0, sends_logs=True)
+        """The leases that the daemon wants now. What is asked beside them is the poller's, which is told of it too."""
+        poll = Poll(node=self._node, session=self._session, version=-1, wait=0.0, sends_logs=True, hands_on=True)
         return msgspec.json.decode(self._client.post_raw(POLL, msgspec.json.encode(poll), timeout=_TIMEOUT), type=Assignments)
 
     def flush(self, runs: Iterable[Run], left: bool = False) -> bool:

@@ -1,4 +1,4 @@
-"""What a stage's workers take next: the serial part of a stage, done by one worker at a time.
+"""The serial part of a stage, done by one worker at a time: taking the next items.
 
 A feed keeps what it has gathered between two calls, so that a worker that leaves in the middle loses nothing.
 """

@@ -1,4 +1,4 @@
-"""What a data set holds that threads cannot share: an open file has one position, a cursor one place, whoever moves it.
+"""Parts of a data set that threads cannot share: an open file has one position, a cursor one place, whoever moves it.
 
 A look through attributes, containers, closures and what they hold in turn, of bounded depth and size. What can be shared is known by name
 (a ZipFile and h5py have a lock, a database connection may be used by many threads or by one); what is unknown, of an extension module,

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ...engine.errors import UsageError, nearest
-from ..recipes import TEXT_DATASETS
-from ..recipes.texts import SPLIT_SEED, Labelled, Texts, load, split_by_class
+from ..texts import SPLIT_SEED, TEXT_DATASETS, Labelled, Texts, load, split_by_class
 
 log = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...engine.errors import Gathered, UsageError, nearest
 from ..backbones import hub_directory
+from ..texts import TEXT_DATASETS
 
 if TYPE_CHECKING:
     from ...engine.spec.model import Kind
@@ -156,8 +157,6 @@ def unusable(backbone: str, *, texts: bool = False) -> str | None:
 
 ANY = "any"  #: in place of a recipe, of a fork server that holds a backbone: jobs of all recipes that take it are its forks
 
-
-TEXT_DATASETS = ("trec", "sms-spam", "bbc", "movies", "amazon", "nyt", "tweets")
 
 LLMS = ("smollm2-135m", "tiny")
 

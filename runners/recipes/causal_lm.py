@@ -18,9 +18,10 @@ from ..backbones.hub_decoder import HubDecoder
 from ..backbones.pretrained import ids_of, text_of
 from ..finetune.left_adapter import LeftAdapter
 from ..finetune.petl import Adapted, Petl, adapt_decoder
+from ..texts import TEXT_DATASETS, load
 from ..train.batches import interruptible
 from ..train.task import Task
-from . import NO_BACKBONE, TEXT_DATASETS, texts
+from . import NO_BACKBONE
 
 _BYTES = 256  #: the vocabulary of a model that begins with random weights
 _LAYERS, _WIDTH, _HEAD = 4, 128, 64
@@ -151,7 +152,7 @@ def _random(layers: int, width: int, context: int) -> nn.Module:
 def _texts(data: str, limit: int) -> tuple[str, str]:
     """To train on, and held out; of ``limit`` characters, if any."""
     if data in TEXT_DATASETS:
-        found = texts.load(data)
+        found = load(data)
         train, held_out = ("\n\n".join(text for text, _ in rows) for rows in (found.train, found.held_out))
         return train[: limit or None], held_out[: limit or None]
     path = Path(data).expanduser()

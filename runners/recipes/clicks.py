@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..made import made_once
 from ..train.batches import interruptible
-from .made import made_once
 
 DENSE, CATEGORIES = 13, 26
 _SHARD = 10_000  #: lines of a file

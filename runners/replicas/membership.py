@@ -1,13 +1,16 @@
-"""Who takes part in the next step of a group of replicas, from whom those who lag copy the weights, and whether they may go on at all.
+"""Members of the next step of a group of replicas, from whom those who lag copy the weights, and whether they may go on at all.
 
 torchft's lighthouse tells who is there. That keeps a group whole within one lighthouse; each member runs one, so that none is a single
 point of failure, and what keeps two groups from training side by side is `decide`: all who were told of the same members decide alike.
 
 - A step is taken by more than half of those who took the last one, or by half of them where another one has ended, by the daemon's
   newest word. Where more have ended, all living ones are needed: one that is away may have gone on with those, also a newer one.
-- Where none of them lives, or no step was ever taken, the daemon's word begins the group: with the oldest living lease, more than half
-  of the living ones, and at first so many as the job wants at least. Not beside a living one that has taken a step and is not there,
-  and not anew where there is a checkpoint that none of these has.
+- A sum that has failed here may have ended well elsewhere. So of those in it enough have to be here that the others cannot go on.
+- Where nobody who took a step is here, the daemon's word begins the group: with the oldest living lease, more than half of the living
+  ones, and at first so many as the job wants at least. Not beside a living one that has taken a step and is not there, and not anew
+  where there is a checkpoint that none of these has. The daemon hears of steps late; so where the oldest one is not the first of all,
+  or a sum of it has failed, others may have begun without it, and all living ones are needed.
+- A few who are left, and have been away, have an old state: the newest checkpoint of a task counts, as far as the daemon knows.
 - One that says that it leaves takes no further step, so it counts as ended before the daemon says so.
 - Whoever has another state than the farthest copies it, also from an older checkpoint of its own.
 - Without enough of them they wait, and say for what.
@@ -41,6 +44,9 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     last: tuple[int, ...] = ()  #: leases that took its last step
     done: Ranges = ()  #: of the next step, see `sample_ledger`
     tries: int = 0  #: all-reduces that have failed
+    doubts: tuple[
+        tuple[int, ...], ...
+    ] = ()  #: leases of each all-reduce of its next step that has failed here, not surely with all of them
     seconds: float | None = None  #: that it computed for its newest step, None: not known
     store: str = ""  #: host:port of its store, over which the processes of a group meet
     own: str = ""  #: the lighthouse that it runs
@@ -91,8 +97,11 @@ def decide(me: Member, present: Sequence[Member], batch: int, least: int) -> Dec
     alike = sorted((one for one in stay if other_facts(one, source) is None), key=lambda one: one.index)
     left = len(alike) < len(present)
     members = reaching(alike)
-    source = farthest(members)
-    if (why := objection(members, source, word, least, leaving)) is not None:
+    leader = farthest(members)
+    equals = [one for one in members if (one.took_part, one.step) == (True, leader.step)]
+    leading = [one for one in equals if leads(members, one, word, leaving)]
+    source = leading[0] if leading else max(members, key=lambda one: (one.step, one.took_part, -one.index))
+    if not leading and (why := objection(members, leader, source, word, least, leaving)) is not None:
         useless = _useless(members, source, word)
         return Decision(verdict="wait", why=why, members=members, source=source, left=left, useless=useless)
     if all(one.lease != me.lease for one in members):
@@ -140,50 +149,109 @@ def same_state(one: Member, source: Member) -> bool:
     return one.lease == source.lease or (one.step == source.step and one.history == source.history != "")
 
 
+def leads(members: Sequence[Member], leader: Member, word: ReplicaGroup | None, leaving: Collection[int] = ()) -> bool:
+    """Whether so many are here of those who took the leader's last step that the others cannot go on without them.
+
+    ``leaving``: leases that have said that they take no further step.
+    """
+    living = _living(leader.last, word, leaving)
+    there = _behind(members, leader).intersection(living)
+    enough = 2 * len(there) > len(leader.last) - (len(leader.last) > len(living))
+    return enough and not _in_doubt(members, leader, word, leaving)
+
+
+def _behind(members: Sequence[Member], leader: Member) -> set[int]:
+    """Leases that have taken no other step than the leader's last."""
+    return {one.lease for one in members if one.step < leader.step or same_state(one, leader)}
+
+
+def _in_doubt(members: Sequence[Member], leader: Member, word: ReplicaGroup | None, leaving: Collection[int]) -> set[int]:
+    """Leases that may have taken a step in a sum that has failed for one of these: so many that they, or the living of them, can go on."""
+    behind, found = _behind(members, leader), set[int]()
+    for tried in {tried for one in members for tried in one.doubts}:
+        others = set(tried) - behind
+        if 2 * len(others) > len(tried) or 2 * len(_living(others, word, leaving)) >= len(tried):
+            found |= others
+    return found
+
+
+def _living(leases: Collection[int], word: ReplicaGroup | None, leaving: Collection[int]) -> list[int]:
+    """Those of them that may take a further step."""
+    known = leases if word is None else {one.lease for one in word.members}
+    return [lease for lease in leases if lease in known and lease not in leaving]
+
+
 def objection(
-    members: Sequence[Member], source: Member, word: ReplicaGroup | None, least: int, leaving: Collection[int] = ()
+    members: Sequence[Member], leader: Member, source: Member, word: ReplicaGroup | None, least: int, leaving: Collection[int] = ()
 ) -> str | None:
-    """Why these may not take a step, None: they may. ``leaving``: leases that have said that they take no more."""
-    here = {one.lease for one in members}
-    last = [lease for lease in source.last if word is None or any(lease == one.lease for one in word.members)]
-    if last and not (living := [lease for lease in last if lease not in leaving]):
-        return f"all who took step {source.step} are leaving: waiting for the daemon's word that they have ended"
-    if last:
-        there, gone = here.intersection(living), len(source.last) > len(living)
-        if 2 * len(there) > len(source.last) - gone:
-            return None
-        # Those who have ended may have taken a further step, with whoever is away. So nobody may be.
-        known = living if word is None else [one.lease for one in word.members if one.lease not in leaving]
-        if not (away := [lease for lease in known if lease not in here]):
-            return None
-        missing = ", ".join(_named(word, lease) for lease in away)
-        return (
-            f"{len(there)} of the {len(source.last)} that took step {source.step} {'is' if len(there) == 1 else 'are'} here, and it takes "
-            f"more than half; waiting for {missing} or for the daemon's word that it has ended"
-        )
+    """Why these, who are too few of those who took the last step, may not go on from the state of ``source``; None: they may."""
     if word is None:
         return "waiting for the daemon to name the members"
-    if away := [lease for lease in word.stepped if lease not in here]:
-        return f"the group trains already: waiting for {', '.join(_named(word, lease) for lease in away)} to answer"
-    if word.saved and not source.history:
-        saved = ", ".join(f"task {index}" for index in word.saved)
-        return f"nobody here has a checkpoint of the group, which began before: waiting for {saved}, or until its checkpoint is given up"
+    here = {one.lease for one in members}
+    living = [one.lease for one in word.members]
+    away = [lease for lease in living if lease not in here]
+    doubt = _in_doubt(members, leader, word, leaving)
+    if leader.took_part:
+        # Those who have ended may have taken a further step, with whoever is away. So nobody may be.
+        if away:
+            return f"{_too_few(here, leader, word, doubt)}; waiting for {_names(word, away)} or for the daemon's word that it has ended"
+        return _newer_state(members, source, word)
+    if stepped := [lease for lease in word.stepped if lease not in here]:
+        return f"the group trains already: waiting for {_names(word, stepped)} to answer"
+    if (why := _newer_state(members, source, word)) is not None:
+        return why
     if word.founder not in here:
         return f"waiting for {_named(word, word.founder)}, with which the group begins"
     if not source.history and len(here) < least:
         return f"{len(here)} of at least {least} members {'is' if len(here) == 1 else 'are'} here (replicas.min)"
-    living = [one.lease for one in word.members]
+    if away and (doubt or word.founder != word.first):
+        return f"others may have begun with one that has ended: waiting for {_names(word, away)} or for the daemon's word that it has ended"
     if 2 * len(here.intersection(living)) <= len(living):
         return f"{len(here)} of {len(living)} members are here, and it takes more than half to begin"
     return None
 
 
+def _too_few(here: Collection[int], leader: Member, word: ReplicaGroup, doubt: Collection[int]) -> str:
+    there = len([lease for lease in leader.last if lease in here])
+    if doubt and 2 * there > len(leader.last):
+        return f"step {leader.step + 1} may have been taken by {_names(word, sorted(doubt))}, with which a sum has failed here"
+    is_here = "is here" if there == 1 else "are here"
+    return f"{there} of the {len(leader.last)} that took step {leader.step} {is_here}, and it takes more than half"
+
+
+def _newer_state(members: Sequence[Member], source: Member, word: ReplicaGroup) -> str | None:
+    """Of which checkpoint nobody here has the state, in words; None: of none."""
+    if not (tasks := _with_newer(members, source, word)):
+        return None
+    saved = ", ".join(f"task {index}" for index in tasks)
+    state = "nobody here has a checkpoint of the group, which began before" if not source.history else (
+        f"the newest state here is of step {source.step}, and {saved} has saved a later one"
+    )  # fmt: skip
+    return f"{state}: waiting for {saved}, or until its checkpoint is given up"
+
+
+def _with_newer(members: Sequence[Member], source: Member, word: ReplicaGroup) -> list[int]:
+    """Tasks with the newest checkpoint, if that is newer than the state of ``source`` and they are not here."""
+    if not source.history:
+        return word.saved
+    here = {one.index for one in members}
+    coming = {one.index for one in word.members}
+    stale = any(one.took_part for one in members)  # else the daemon, which has started them, could not start one with a newer checkpoint
+    saved = [each for each in zip(word.saved_steps, word.saved, strict=False) if each[1] not in here and (stale or each[1] in coming)]
+    newest = max((step for step, _ in saved), default=0)
+    return [index for step, index in saved if step == newest > source.step]
+
+
 def _useless(members: Sequence[Member], source: Member, word: ReplicaGroup | None) -> bool:
     """Whether these only keep GPUs from the tasks that have the group's checkpoint."""
-    if word is None or not word.saved or source.history or word.stepped:
+    if word is None or set(word.stepped) - {one.lease for one in members}:
         return False
-    indexes = {one.index for one in members} | {one.index for one in word.members}
-    return indexes.isdisjoint(word.saved)
+    tasks = _with_newer(members, source, word)
+    return bool(tasks) and ({one.index for one in members} | {one.index for one in word.members}).isdisjoint(tasks)
+
+
+def _names(word: ReplicaGroup, leases: Collection[int]) -> str:
+    return ", ".join(_named(word, lease) for lease in leases)
 
 
 def _named(word: ReplicaGroup | None, lease: int | None) -> str:

@@ -382,6 +382,7 @@ class Group:
         except RuntimeError as error:
             log.info("a member was lost (%s); the step goes on with those who are left", str(error).rpartition("] ")[2][:100])
             self.lost += time.monotonic() - began
+            self.tell(doubts=tuple({*self.me.doubts, decision.leases}))  # another one may have ended the same sum well
             self.failed(decision)
             return False
         return True
@@ -430,7 +431,7 @@ class Group:
         until = time.monotonic() + 2 * self.settings.quorum_timeout
         while time.monotonic() < until and not self._stop():
             answers = ask_all(self._others(), self.settings.group, _ASK)
-            if all(status.finished or status.member.step == self.me.step for status in answers):
+            if all(one.finished or (one.member.step == self.me.step and one.lighthouse != self._own) for one in answers):
                 return
             time.sleep(_POLL)
 

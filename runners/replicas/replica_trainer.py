@@ -97,12 +97,16 @@ class ReplicaTrainer(Trainer):
                     return self._leave(rng.get_state())
                 if self._checkpoint_due():
                     self._save(rng.get_state())
-                if self.step >= self.total or self.agreed:
-                    break
+                if self._at_end():
+                    if self._agree():
+                        break
+                    continue
                 self.group.tell(reached=self.reached)
                 self._take_step()
         except Interrupted:
             if self.group.gives_way:  # the last line of its log is why its lease has ended
+                if self.step > (self.saved or 0):
+                    self._save(rng.get_state())
                 log.info("gives its GPU back: a task that has the group's checkpoint needs one first")
                 return False
             return self._leave(rng.get_state())
@@ -124,16 +128,31 @@ class ReplicaTrainer(Trainer):
 
     def _finished(self, end: Finished) -> bool:
         """The others have done all steps."""
-        if end.state is None:
+        if end.state is not None:
+            self._unpack(end.state)
+        elif not self._at_end():
             log.info("the group has finished its training without this member, whose own state is of step %d", self.step)
             return True
-        self._unpack(end.state)
         if self._evaluation_due() and not self._evaluate():
             return self._leave(rng.get_state())
         self._save(rng.get_state())
         return self._end()
 
     # ---- one step ----
+
+    def _at_end(self) -> bool:
+        return self.step >= self.total or self.agreed
+
+    def _agree(self) -> bool:
+        """Meet once more: the sum of the last step may have failed for others, who may have taken it again. False: it has to meet again."""
+        decision = self._meet()
+        if decision.lags(self.group.me.lease):
+            if self._copied(decision):
+                self.saved = None
+            else:
+                self.group.failed(decision)
+            return False
+        return len(decision.shares) == len(decision.members)
 
     def _take_step(self) -> None:
         decision = self._meet()
@@ -142,6 +161,8 @@ class ReplicaTrainer(Trainer):
                 if decision.lags(self.group.me.lease) and not self._copied(decision):
                     self.group.failed(decision)  # its source has gone
                     decision = self._meet()
+                elif self._at_end():  # that was the last state
+                    return
                 elif decision.reached:
                     self.reached = self.agreed = True
                     return
@@ -170,7 +191,7 @@ class ReplicaTrainer(Trainer):
         self.step += 1
         self.group.forget()
         seconds = self.share.computed if decision.shares.get(self.group.me.lease) else self.group.me.seconds
-        self.group.tell(step=self.step, history=self.history, last=self.takers, took_part=True, done=(), seconds=seconds)
+        self.group.tell(step=self.step, history=self.history, last=self.takers, took_part=True, done=(), doubts=(), seconds=seconds)
         loss = {"loss": self.share.loss}
         samples = {"samples": float(self.step * self.task.batch_size)}
         group = {"members": float(len(decision.members)), "lost_seconds": self.group.lost, "gaps": float(self.group.gaps)}
@@ -204,7 +225,7 @@ class ReplicaTrainer(Trainer):
 
     def _unpack(self, state: bytes) -> None:
         self.take(torch.load(io.BytesIO(state), map_location=self.ranks.device, weights_only=True))
-        self.group.tell(step=self.step, history=self.history, last=self.takers, done=())
+        self.group.tell(step=self.step, history=self.history, last=self.takers, done=(), doubts=())
 
     def take(self, state: Mapping[str, Any]) -> None:
         super().take(state)

@@ -1,4 +1,4 @@
-"""What an agent does for leases that are switched: it says where they take turns, or lets the kernel decide by priority, and watches.
+"""An agent's part in switched leases: it says where they take turns, or lets the kernel decide by priority, and watches.
 
 On CPU slots the kernel shares better than any turn (a request is served in 0.15 ms rather than at the next layer), so there the lower of
 two jobs gets the lowest scheduling class, unless turns are asked for.

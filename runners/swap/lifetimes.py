@@ -102,7 +102,7 @@ def _next_number() -> int:
 
 
 def _gradients(root: Any, numbers: Iterable[tuple[int, int]], last: int, device: Device) -> tuple[Crossing, ...]:
-    """Of each gradient the place at which it is used and the last one from which it comes, in the order of the backward pass."""
+    """The place at which each gradient is used, and the last one from which it comes, in the order of the backward pass."""
     starts = sorted(numbers)
 
     def turn(node: Any) -> int:

@@ -75,7 +75,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """To the bit."""
+    """Whether two values are equal, to the bit."""
     return one.shape == other.shape and one.dtype == other.dtype and bool(torch.equal(one, other))
 
 

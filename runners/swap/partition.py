@@ -301,7 +301,7 @@ class Cost:
 
 
 def cost_of(measured: MeasuredChain, cuts: Sequence[int], accumulate: int) -> Cost:
-    """Of the partition with these cuts between pieces."""
+    """The cost of the partition with these cuts between pieces."""
     parts = Parts(measured)
     before: Part | None = None
     computes, waits, kept, peak = 0.0, 0.0, measured.inputs, 0

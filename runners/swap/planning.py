@@ -65,7 +65,7 @@ def measured_task(task: Task, device: Device) -> MeasuredChain:
 
 
 def first_batch(task: Task) -> Any:
-    """As the training would make it."""
+    """The first batch that the training would make."""
     order = Order(len(task.train), task.batch_size, task.seed)
     source = SampleSource(task.train, task.augment, task.collate, task.seed, order)
     samples = [source.augmented(place, 0, source.decode(place, order.index(place))) for place in range(task.batch_size)]

@@ -162,5 +162,5 @@ def _nothing_fits(measured: MeasuredChain, cap: int, accumulate: int) -> str:
 
 
 def _size(count: int) -> str:
-    """As a job's file takes it, and not less."""
+    """The size as a job's file takes it, rounded up."""
     return f"{-(-count // 1024)}KiB"

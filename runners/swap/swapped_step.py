@@ -127,7 +127,7 @@ class SwappedStep:
         self, batches: Sequence[Any], starts: Sequence[Any], scales: Sequence[float], arrived: Arrived, end: Callable[[], None],
         last: bool = False,
     ) -> tuple[list[MicroBatch], StepSeconds] | None:  # fmt: skip
-        """None where it does not fit, and nothing has been moved."""
+        """One step; None: it does not fit, and no weight has been moved."""
         executor = self._ready(batches, starts, scales[0])
         assert self.units is not None
         moving = [self.units.slots[name] for name in self.units.seen.moving]

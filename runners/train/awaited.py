@@ -1,4 +1,4 @@
-"""What a batch that does not come waits for: the samples that are being read, and the stacks of the threads that load."""
+"""The cause of a batch that does not come: the samples that are being read, and the stacks of the threads that load."""
 
 from __future__ import annotations
 

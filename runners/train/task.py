@@ -1,4 +1,4 @@
-"""What is trained, as a recipe or an entrypoint gives it."""
+"""A task: all of a training that a recipe or an entrypoint gives."""
 
 from __future__ import annotations
 

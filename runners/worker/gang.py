@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import signal
 import sys
@@ -15,15 +17,20 @@ CRASHED_GRACE = 3  #: seconds until the ranks beside one that crashed are killed
 
 
 def main() -> None:
+    gc.disable()  # nothing of what is imported is garbage
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as launch
 
+    gc.freeze()
+    gc.enable()
     _end_soon_after_a_crash()
     try:
         launch(sys.argv[1:])
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
         _leave(failure.exitcode)
+    atexit._run_exitfuncs()
+    _leave(0)  # Python would take half a second to free torch's modules
 
 
 def _end_soon_after_a_crash() -> None:

@@ -1,4 +1,4 @@
-"""What a training script says to Stoker: how far it is, and whether it is to stop. Standard library only, cheap to import.
+"""Calls by which a training script tells Stoker how far it is, and asks whether to stop. Standard library only, cheap to import.
 
 Outside Stoker (no ``STOKER_RUN_DIR``) nothing is written, no signal handler is installed and nothing is ever asked to stop.
 """

@@ -115,7 +115,7 @@ def stoker(capsys: pytest.CaptureFixture[str], home: Home) -> Callable[..., Told
 
 
 def test_every_field_of_the_model_has_an_option() -> None:
-    parts = {"costs": model.Costs, "limits": model.Limits, "errors": model.Errors}
+    parts = {"costs": model.Costs, "limits": model.PreemptionLimits, "errors": model.Errors}
     wanted = {(part, field.name) for part, kind in parts.items() for field in dataclasses.fields(kind)}
     wanted |= {("", field.name) for field in dataclasses.fields(Options) if field.name not in (*parts, "seed")}
     assert {(setting.part, setting.field) for setting in SETTINGS} == wanted

@@ -17,6 +17,7 @@ from e2e import Jobs, RunnerProcess, command, runner_afar, until
 from stoker.engine.client import Client
 from stoker.engine.errors import Conflict
 from stoker.engine.fleet.remote_logs import LogSource, RemoteLogs
+from stoker.engine.fleet.remote_requests import RemoteRequests
 from stoker.engine.home import Home
 from stoker.engine.identity import boot_id
 from stoker.engine.protocol import VERSION, Assignments, GpuInfo, Hello, LogPiece, LogRequest, Poll
@@ -93,6 +94,7 @@ def test_a_runner_that_sends_no_logs_is_told_of(start_daemon, home: Home) -> Non
     job = jobs.shell("job", "true")
     poll = {"node": "old", "session": session, "version": -1, "wait": 5.0}
     (lease,) = until(lambda: client.post("/v1/runner/poll", poll)["leases"])
+    assert None not in lease["spec"].values(), "it refuses a field that is younger than it, though nothing was given for it"
     run_dir = f"/far/jobs/{job}/run-{lease['lease']}"
     update = {"lease": lease["lease"], "state": "starting", "ts": 1.0, "run_dir": run_dir}
     client.post("/v1/runner/report", {"node": "old", "session": session, "workers": [update]})
@@ -119,8 +121,8 @@ class _Silent:
         return 120.0
 
 
-def remote_logs() -> RemoteLogs:
-    return RemoteLogs(_Silent(), _Silent(), Home(Path("/h")))  # type: ignore[arg-type]
+def remote_logs(home: Home = Home(Path("/h"))) -> RemoteLogs:  # noqa: B008 - it is never changed
+    return RemoteLogs(RemoteRequests(_Silent()), _Silent(), home)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +141,7 @@ def test_whose_a_directory_is_does_not_depend_on_what_exists(other: dict[str, st
 
 def test_a_home_that_hosts_share_is_known_by_the_lock_of_the_runner(home: Home) -> None:
     """Also that of a container which was started again, and so has another name."""
-    logs = RemoteLogs(_Silent(), _Silent(), home)  # type: ignore[arg-type]
+    logs = remote_logs(home)
     there = dataclasses.replace(HERE, home=str(home.path), host="another")
     assert not logs.is_here(there)
     home.runner_lock("a").parent.mkdir()
@@ -151,21 +153,22 @@ def test_a_home_that_hosts_share_is_known_by_the_lock_of_the_runner(home: Home) 
 
 def test_a_request_is_told_once_and_answered_once() -> None:
     async def ask() -> None:
-        logs = remote_logs()
+        requests = RemoteRequests(_Silent())  # type: ignore[arg-type]
+        logs = RemoteLogs(requests, _Silent(), Home(Path("/h")))  # type: ignore[arg-type]
         asking = asyncio.create_task(logs.fetch(dataclasses.replace(HERE, run_dir=Path("/far/jobs/7/run-3.1")), None, 5))
         await asyncio.sleep(0)
         poll = Poll(node="a", session=1, version=0, wait=1.0, sends_logs=True)
-        assert logs.waiting("a") and not logs.waiting("b")
+        assert requests.waiting(poll) and not requests.waiting(msgspec.structs.replace(poll, node="b"))
         nothing = Assignments(version=0, leases=[])
-        (request,) = logs.hand_out(poll, nothing).logs
+        (request,) = requests.hand_out(poll, nothing).logs
         assert request == LogRequest(number=request.number, job=7, lease=3, node_rank=1, lines=5)
-        assert not logs.waiting("a") and logs.hand_out(poll, nothing) == nothing
+        assert not requests.waiting(poll) and requests.hand_out(poll, nothing) == nothing
         piece = LogPiece(node="b", session=1, number=request.number, text="not its runner")
-        logs.take(piece)
-        logs.take(LogPiece(node="a", session=1, number=request.number, text="yes"))
-        logs.take(LogPiece(node="a", session=1, number=request.number, text="again"))
+        requests.take(piece)
+        requests.take(LogPiece(node="a", session=1, number=request.number, text="yes"))
+        requests.take(LogPiece(node="a", session=1, number=request.number, text="again"))
         assert (await asking).text == "yes"
-        logs.take(LogPiece(node="a", session=1, number=request.number, text="late"))
+        requests.take(LogPiece(node="a", session=1, number=request.number, text="late"))
 
     asyncio.run(ask())
 

@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 import ray_here
 from e2e import DaemonProcess, Jobs, Said, command, end_workers, free_port, until
+from lent_replicas import Training
 from ray_here import RayCluster
 from stoker.engine.client import Client
 from stoker.engine.home import Home
 from stoker.engine.hosts.certificates import make_own, own
+from stoker.runners.lease import processes
 
 pytestmark = [pytest.mark.nightly, pytest.mark.xdist_group("ray"), pytest.mark.filterwarnings("ignore")]
 
@@ -141,6 +143,38 @@ def test_a_node_joins_and_another_leaves(site: Site) -> None:
         assert site.stoker("down").code == 0
     finally:
         site.cluster.leave("r4")
+
+
+@pytest.fixture
+def quickly_silent(home: Home) -> None:
+    home.config.write_text("[runners]\nsilent_after = 6\n")
+
+
+@pytest.mark.timeout(900)
+def test_replicas_over_two_nodes_lose_one_and_go_on_with_another(quickly_silent: None, site: Site, tmp_path: Path) -> None:
+    site.up(2)
+    first = site.serve("r1", "r2")
+    training = Training(site.home, site.jobs, Home(site.home.path / "ray"), tmp_path)
+    training.goes_on(2)
+    ((supervisor,),) = site.jobs.sql(
+        "SELECT w.pid FROM workers w JOIN leases l ON l.id = w.lease_id WHERE w.node_id = 'r2' AND l.ended_at IS NULL"
+    )
+    site.cluster.kill_raylet("r2")
+    everything = [each.pid for each in processes.descendants(supervisor, processes.table())]
+    for pid in (first["r2"]["pid"], supervisor, *everything):  # as a host that is no more
+        os.kill(pid, signal.SIGKILL)
+    site.cluster.forget("r2")
+    site.cluster.join("r3")
+    try:
+        until(lambda: command(site.home, "runner", "forget", "r2").code == 0, 60, pause=0.5)  # once it is not heard
+        training.goes_on(1)
+        site.serve("r1", "r3")
+        training.goes_on(2)
+        training.ends()
+        assert site.stoker("down").code == 0
+    finally:
+        site.cluster.leave("r3")
+        site.cluster.join("r2")
 
 
 def test_two_runners_of_one_name_leave_none(site: Site) -> None:

@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 import slurm_here
-import yaml
 from e2e import SAVES, DaemonProcess, Jobs, Said, command, end_workers, free_port, until
+from lent_replicas import Training
 from slurm_here import Slurm
 from stoker.engine.client import Client
 from stoker.engine.home import Home
 from stoker.engine.hosts.certificates import make_own, own
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 pytestmark = pytest.mark.xdist_group("slurm")
 
 QUICK = "from stoker.engine import services\nservices.PILOT_LOOKS = 0.5\n"  # each is an execution of squeue
@@ -190,35 +189,16 @@ def test_a_runner_that_cannot_serve_takes_its_successor_back(site: Site) -> None
 def test_replicas_over_two_nodes_lose_one_and_go_on_with_another(
     home: Home, start_daemon: Callable[..., DaemonProcess], tmp_path: Path
 ) -> None:
-    pytest.importorskip("torchft", reason="the extra 'replicas' is not installed")
-    job = {
-        "name": "lm", "entrypoint": "counting:build", "workdir": str(BENCHMARKS),
-        "params": {"pace": 0.03, "hurry": str(tmp_path / "hurry")}, "stop": {"iterations": 600},
-        "replicas": {"min": 2, "max": 2, "global_batch": 16, "quorum_timeout": "2s"},
-    }  # fmt: skip
-    (tmp_path / "lm.yaml").write_text(yaml.safe_dump(job))
     with slurm_here.slurm(tmp_path / "s", "abc") as cluster, begun(cluster, home, start_daemon) as site:
         site.up("--nodes", "2")
         until(lambda: len(site.client.get("/v1/runners")["runners"]) == 2, 60, says=site.log)
-        assert command(home, "submit", str(tmp_path / "lm.yaml")).out == "jobs 1 to 2\n"
-
-        def train(count: int) -> None:
-            """So many take a step together that none has taken so far."""
-            newest = "SELECT step, members FROM replicas_now WHERE members > 0 ORDER BY step DESC LIMIT 1"
-            done = max((step for step, _ in site.jobs.sql(newest)), default=0)
-            until(lambda: any(step > done and members == count for step, members in site.jobs.sql(newest)), 120, says=site.log)
-
-        train(2)
+        training = Training(home, site.jobs, site.pilots, tmp_path, site.log)
+        training.goes_on(2)
         (first, dead), (_, left) = cluster.running()
         cluster.ask("scontrol", "update", f"nodename={dead}", "state=drain", "reason=test")  # as a host that is no more
         cluster.ask("scancel", "--signal=KILL", "--batch", str(first))
-        train(1)  # once Slurm's word has told the other that it is alone
-        train(2)
+        training.goes_on(1)  # once Slurm's word has told the other that it is alone
+        training.goes_on(2)
         assert {node for _, node in cluster.running()} == {left, next(node for node in cluster.nodes if node not in (dead, left))}
         assert site.state(dead) == "gone"
-        (tmp_path / "hurry").touch()
-        for number in (1, 2):
-            assert site.jobs.ended(number, 200)["state"] == "completed", site.jobs.show(number)
-        logs = [path.read_text() for path in site.pilots.path.glob("jobs/*/run-*/output.log")]
-        ends = [line.rpartition("weights ")[2] for text in logs for line in text.splitlines() if "finished at step 600" in line]
-        assert len(ends) == 2 and len(set(ends)) == 1
+        training.ends()

@@ -76,8 +76,8 @@ def test_handed_back_while_its_daemon_is_away_it_leaves_and_the_next_one_tells_h
     jobs = Jobs(client)
     job = jobs.python("saves", SAVES, grace=5.0)
     pilot = RunnerProcess(there, "pilot", 1, "--hand-back", env={"STOKER_URL": f"http://127.0.0.1:{port}", "STOKER_TOKEN": token})
-    soon = "import sys\nfrom stoker.runners.handover import handed_back\nfrom stoker.runners.host import agent\nhanded_back.AWAY = 0.5"
-    pilot.command[1:3] = ["-c", f"{soon}\nsys.exit(agent.main())"]
+    soon = "from stoker.runners.handover import handed_back\nhanded_back.LONGEST_ABSENCE = 0.5"
+    pilot.command[1:3] = ["-c", f"import sys\nfrom stoker.runners.host import agent\n{soon}\nsys.exit(agent.main())"]
     try:
         pilot.start(client)
         until(lambda: (found := client.get(f"/v1/jobs/{job}")["progress"]) and found["checkpoint_step"] > 3)
@@ -116,6 +116,14 @@ def test_it_waits_for_its_daemon_from_when_its_jobs_have_ended(monkeypatch: pyte
     assert not back.waits_in_vain(runs)
     now += handed_back.LONGEST_ABSENCE + 1
     assert not back.waits_in_vain(runs, taken=now - 1) and back.waits_in_vain(runs)
+    # Not beyond its time, unless a daemon is there and takes the rest.
+    monkeypatch.setattr(handed_back, "boot_clock", lambda: now)
+    limited = handed_back.HandedBack(now + handed_back.LAST_WORDS)
+    limited.begin()
+    now += handed_back.LAST_WORDS - 1
+    assert not limited.waits_in_vain(runs)
+    now += 2
+    assert limited.waits_in_vain(runs) and not limited.waits_in_vain(runs, taken=now - 1)
 
 
 @pytest.mark.slow

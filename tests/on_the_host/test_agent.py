@@ -15,8 +15,10 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
+import forked
 import msgspec
 import pytest
+from forked import Forked
 from stoker.engine import identity, protocol
 from stoker.engine.errors import Conflict, Stale, StokerError, StoreError
 from stoker.engine.home import Home
@@ -172,13 +174,22 @@ class Host:
     def __init__(self, home: Path):
         self.home = home
         self.daemon = Daemon(home)
-        self.agents: list[subprocess.Popen[str]] = []
+        self.agents: list[Forked] = []
 
-    def start(self, *options: str) -> subprocess.Popen[str]:
+    def start(self, *options: str) -> Forked:
         command = [sys.executable, "-m", "stoker.runners.host.agent", "--home", str(self.home), "--node", "n1", "--slots", "2", *options]
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        log = self._log(len(self.agents))
+        log.touch()
+        process = forked.start(command, log, {**os.environ, "OMP_NUM_THREADS": "1"})
         self.agents.append(process)
         return process
+
+    def _log(self, agent: int) -> Path:
+        return self.home / f"agent-{agent}.log"
+
+    def said(self) -> str:
+        """By the last agent."""
+        return self._log(len(self.agents) - 1).read_text()
 
     def run(self, lease: int) -> RunDir:
         return RunDir(self.home, lease, lease)
@@ -195,7 +206,7 @@ class Host:
         for process in self.agents:
             if process.poll() is None:
                 process.kill()
-            process.communicate()
+            process.wait()
         self.daemon.close()
         for run in RunDir.find(self.home):
             if (found := run.read("supervisor.json")) and found["pid"]:
@@ -337,9 +348,8 @@ def test_daemon_away(host: Host) -> None:
 
 def test_agent_waits_for_a_daemon(host: Host) -> None:
     host.daemon.close()
-    process = host.start()
-    assert process.stderr is not None
-    assert "no daemon answers" in process.stderr.readline()
+    host.start()
+    until(lambda: "no daemon answers" in host.said())
     host.daemon.open()
     until(lambda: host.daemon.hellos)
 
@@ -368,9 +378,8 @@ def test_hello_is_repeated_while_the_store_cannot_be_written(host: Host) -> None
 def test_a_node_of_somebody_else_is_refused_in_one_line(host: Host) -> None:
     host.daemon.refusals = [Conflict("node n1 is served from another host; choose another --node")]
     process = host.start()
-    _, said = process.communicate(timeout=patient(60))
-    assert process.returncode == Conflict.exit_code == 4
-    assert said == "stoker runner: node n1 is served from another host; choose another --node\n"
+    assert process.wait(patient(60)) == Conflict.exit_code == 4
+    assert host.said() == "stoker runner: node n1 is served from another host; choose another --node\n"
 
 
 def test_stray_files_cost_nobody_anything(host: Host) -> None:
@@ -556,23 +565,22 @@ def test_another_agent_took_the_node(host: Host) -> None:
     until(lambda: host.daemon.steps(1) == [1])
     host.daemon.usurp()
     assert process.wait(patient(60)) == Stale.exit_code
-    assert process.stderr is not None
-    assert "another one has taken node 'n1'" in process.stderr.read()
+    assert "another one has taken node 'n1'" in host.said()
     assert identity.alive(host.supervisor(1)), "its worker is the other one's affair"
 
 
 def test_two_agents_of_one_node(host: Host) -> None:
     host.start()
     until(lambda: host.daemon.hellos)
-    _, said = host.start().communicate(timeout=patient(60))
-    assert "a runner of node 'n1' is running already (pid " in said
+    host.start().wait(patient(60))
+    assert "a runner of node 'n1' is running already (pid " in host.said()
 
 
 def test_sigterm_leaves_workers_alone(host: Host) -> None:
     process = host.start()
     host.daemon.want(job(1, WAITS))
     until(lambda: host.daemon.steps(1) == [1])
-    process.terminate()
+    process.send_signal(signal.SIGTERM)
     assert process.wait(patient(60)) == 0
     assert identity.alive(host.supervisor(1))
     assert not any(report.left for report in host.daemon.reports), "the daemon must not give its job up"

@@ -30,8 +30,8 @@ class Shim:
         self.launch = {"argv": argv, "env": env, "cwd": str(home), "log_limit": 1 << 20, "kill_wait": 5.0, **launch}
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-I", "-m", "stoker.runners.lease.supervisor", str(self.run.path)]
+    def start(self, module: str = "stoker.runners.lease.supervisor") -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-I", "-m", module, str(self.run.path)]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         assert process.stdin is not None
         with process.stdin as pipe:
@@ -138,6 +138,13 @@ def test_a_lease_is_started_at_most_once(tmp_path: Path) -> None:
     assert sorted(codes) == [0] + [LEASE_TAKEN_EXIT] * 5
     assert shim.run.log.read_text() == "started\n"
     assert shim.start().wait(patient(60)) == LEASE_TAKEN_EXIT, "not after its end either"
+
+
+def test_an_agent_under_which_the_package_was_replaced_starts_it_by_its_former_name(tmp_path: Path) -> None:
+    shim = Shim(tmp_path, ["sh", "-c", "echo started"])
+    shim.start("stoker.runners.host.supervisor")
+    assert shim.end()["outcome"] == "completed"
+    assert shim.run.log.read_text() == "started\n"
 
 
 def test_nothing_is_started_when_the_agent_died_before_saying_what(tmp_path: Path) -> None:

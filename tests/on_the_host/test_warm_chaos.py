@@ -112,8 +112,8 @@ def test_a_server_that_hangs_while_it_loads_leaves_with_its_agent(tmp_path: Path
 
 STARTS = """
 import os, time
-from stoker.runners.warm.warm_starts import ServerKind, Server
-print(Server.start(ServerKind(None), os.environ, "").process.pid, flush=True)
+from stoker.runners.warm.warm_starts import ServerKind, WarmServer
+print(WarmServer.start(ServerKind(None), os.environ, "").process.pid, flush=True)
 time.sleep(3600)
 """
 

@@ -8,6 +8,8 @@ import pytest
 from e2e import DaemonProcess, Jobs, RunnerProcess, command, servers_of, until
 from stoker.engine.client import Client
 from stoker.engine.home import Home
+from stoker.runners.lease import processes
+from stoker.runners.warm import fork_server
 
 FIRST = "no process had loaded recipe toy yet"
 
@@ -30,12 +32,9 @@ def test_people_are_told_how_a_job_started(home: Home, start_daemon: Callable[..
         assert start_of(client, first) == (False, FIRST)
         assert f"completed; started cold: {FIRST}" in command(home, "explain", str(first)).out
 
-        def warm() -> int | None:
-            job = jobs.submit("again", recipe="toy", stop={"iterations": 2})
-            jobs.ended(job)
-            return job if start_of(client, job)[0] else None
-
-        job = until(warm)
+        until(lambda: any(processes.command(server) == fork_server.READY_NAME for server in servers_of(runner.pid)))
+        job = jobs.submit("again", recipe="toy", stop={"iterations": 2})
+        jobs.ended(job)
         assert start_of(client, job) == (True, None)
         assert "completed; started warm" in command(home, "explain", str(job)).out
         shown = command(home, "show", str(job)).out

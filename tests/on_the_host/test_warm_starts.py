@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from e2e import servers_of
+from forked import Forked
 from stoker.engine import identity
 from stoker.engine.home import Home
 from stoker.engine.identity import Process
@@ -49,7 +50,7 @@ def job(lease: int, **spec: Any) -> Assignment:
 class Warm(Host):
     """A host whose agent starts jobs by fork where it can."""
 
-    def start(self, *options: str) -> subprocess.Popen[str]:
+    def start(self, *options: str) -> Forked:
         return super().start("--warm", "auto", *options)
 
     def servers(self) -> list[Process]:
@@ -135,7 +136,8 @@ def said(host: Warm) -> str:
     """Let the agent leave; what it has logged."""
     agent = host.agents[-1]
     agent.send_signal(signal.SIGTERM)
-    return agent.communicate(timeout=patient(60))[1]
+    agent.wait(patient(60))
+    return host.said()
 
 
 @pytest.mark.slow

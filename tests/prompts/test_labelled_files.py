@@ -9,7 +9,7 @@ from stoker.engine.errors import UsageError
 from stoker.runners.backbones.pretrained import load_llm
 from stoker.runners.prompts.labelled_files import samples_of
 from stoker.runners.prompts.labelled_samples import load_samples
-from stoker.runners.recipes.texts import split_by_class
+from stoker.runners.texts import split_by_class
 
 
 def written(tmp_path, name, content):

@@ -161,8 +161,8 @@ def test_a_build_that_is_killed_leaves_no_process_and_goes_on(built: Stoker, dae
     lines = [{"text": f"What is asked in text {'y' * number}?"} for number in range(1, 60)]
     (tmp_path / "more.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     words = ["--home", str(daemon.home.path), "prompt", "bank", "build", "--llm", "double", "--from", str(tmp_path / "more.jsonl")]
-    doubled = f"prompt_work.WORKER = {DOUBLE!r}; recipes.LLMS = {KNOWN!r}"
-    script = f"from stoker.engine.cli import main, prompt_work; from stoker.runners import recipes; {doubled}; main.run({words!r})"
+    imports = "from stoker.engine.cli import main; from stoker.engine.cli.prompts import prompt_work; from stoker.runners import recipes"
+    script = f"{imports}; prompt_work.WORKER = {DOUBLE!r}; recipes.LLMS = {KNOWN!r}; main.run({words!r})"
     before = _count(built)
     process = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "DOUBLE_WAITS_AFTER": "2"}, stderr=subprocess.DEVNULL)
     until(lambda: _count(built) > before)

@@ -14,10 +14,15 @@ from stoker.runners.replicas.replica_group import Group, Settings
 BATCH = 12
 
 
-def word(*leases: int, epoch: int = 1, stepped: tuple[int, ...] = (), saved: tuple[int, ...] = ()) -> ReplicaGroup:
+def word(*leases: int, epoch: int = 1, stepped: tuple[int, ...] = (), saved: dict[int, int] | None = None) -> ReplicaGroup:
+    """``saved``: tasks with the steps of their checkpoints. The first lease of all is 1."""
     members = [Replica(lease=lease, index=lease % 10, address="x") for lease in leases]
     founder = min(leases, default=None)
-    return ReplicaGroup(group=1, epoch=epoch, members=members, founder=founder, stepped=list(stepped), saved=list(saved))
+    saved = saved or {}
+    return ReplicaGroup(
+        group=1, epoch=epoch, members=members, founder=founder, stepped=list(stepped), saved=list(saved), saved_steps=list(saved.values()),
+        first=1,
+    )  # fmt: skip
 
 
 def member(lease: int, step: int = 0, last: tuple[int, ...] = (), told: ReplicaGroup | None = None, **more: object) -> Member:
@@ -79,6 +84,50 @@ def test_those_who_have_ended_may_have_gone_on_with_one_that_is_away() -> None:
     assert "waiting for task 6" in decide(here[0], here, BATCH, 1).why
 
 
+def test_where_the_first_has_ended_others_may_have_begun_with_it_however_late_the_daemon_hears_of_steps() -> None:
+    told = word(2, 3, 4, 5)  # lease 1 has begun with 5, and has ended; the daemon has heard of no step
+    newcomers = [member(lease, told=told) for lease in (2, 3, 4)]  # more than half, with the oldest living one
+    why = "others may have begun with one that has ended: waiting for task 5 or for the daemon's word that it has ended"
+    assert decide(newcomers[0], newcomers, BATCH, 1).why == why
+    begun = member(5, 3, (1, 5), told)
+    assert decide(newcomers[0], [*newcomers, begun], BATCH, 1).source == begun
+    told = word(1, 2, 3, 4, 5)  # none can have begun without the first of all
+    assert decide(newcomers[0], [member(lease, told=told) for lease in (1, 2, 3)], BATCH, 1).verdict == "go"
+    failed = member(1, told=told, doubts=((1, 4, 5),))  # unless it has tried to, and does not know how that ended with them
+    assert "waiting for task 4, task 5" in decide(failed, [failed, *newcomers[:2]], BATCH, 1).why
+
+
+def test_a_sum_that_failed_here_may_have_ended_well_with_those_who_are_away() -> None:
+    told, last = word(1, 2, 3, 4, 5), (1, 2, 3, 4, 5)
+    doubting = member(3, 10, last, told, doubts=((1, 2, 3),))
+    here = [doubting, *(member(lease, 10, last, told) for lease in (4, 5))]
+    assert decide(doubting, here, BATCH, 1).why.startswith(
+        "step 11 may have been taken by task 1, task 2, with which a sum has failed here;"
+    )
+    orphan = member(1, 11, (1, 2, 3), told)  # it alone has
+    assert decide(doubting, [orphan, doubting, member(2, 10, last, told)], BATCH, 1).source == orphan
+    here.append(member(2, 10, last, told))  # it has not, so the first is alone
+    assert decide(doubting, here, BATCH, 1).source == here[-1]
+    taken = [member(lease, 11, (2, 3, 4, 5), told) for lease in (2, 3, 4, 5)]
+    assert decide(orphan, [orphan, *taken], BATCH, 1).source == taken[0] and decide(orphan, [orphan, *taken], BATCH, 1).lags(1)
+
+
+def test_one_that_was_cut_off_does_not_go_on_from_its_old_state_when_all_with_whom_it_trained_have_ended() -> None:
+    old = member(3, 10, (1, 2, 3), word(3, epoch=2, saved={1: 100, 2: 95, 3: 10}))
+    alone = decide(old, [old], BATCH, 1)
+    assert alone.useless
+    assert alone.why == (
+        "the newest state here is of step 10, and task 1 has saved a later one: waiting for task 1, or until its checkpoint is given up"
+    )
+    back = member(11, 100, (1, 2), word(3, 11, epoch=3, saved={1: 100}), took_part=False)
+    met = decide(old, [old, back], BATCH, 1)
+    assert met.source == back and met.lags(3) and not met.lags(11)
+    old = member(3, 10, (1, 2, 3), word(3, epoch=2, saved={1: 5}))
+    assert decide(old, [old], BATCH, 1).verdict == "go"
+    both = [member(lease, 10, (1, 2, 3), word(2, 3, epoch=2, saved={1: 11})) for lease in (2, 3)]
+    assert decide(both[0], both, BATCH, 1).verdict == "go"  # two of three: no other group has gone on from there
+
+
 def test_of_four_half_go_on_when_one_of_the_others_has_ended() -> None:
     told = word(1, 2, 3, epoch=2)
     here = [member(lease, 10, (1, 2, 3, 4), told) for lease in (1, 2)]
@@ -111,11 +160,11 @@ def test_one_that_says_that_it_leaves_is_not_waited_for() -> None:
 
 
 def test_those_without_the_groups_checkpoint_are_of_no_use_until_a_task_that_has_it_is_started() -> None:
-    late = member(13, told=word(13, epoch=9, saved=(1,)))
+    late = member(13, told=word(13, epoch=9, saved={1: 80}))
     assert decide(late, [late], BATCH, 1).useless
-    late = member(13, told=word(13, 21, epoch=10, saved=(1,)))  # it is on its way
+    late = member(13, told=word(13, 21, epoch=10, saved={1: 80}))  # it is on its way
     assert not decide(late, [late], BATCH, 1).useless
-    back = member(21, 80, (1,), word(13, 21, epoch=10, saved=(1,)), took_part=False)
+    back = member(21, 80, (1,), word(13, 21, epoch=10, saved={1: 80}), took_part=False)
     assert not decide(late, [late, back], BATCH, 1).useless
 
 
@@ -136,10 +185,10 @@ def test_a_group_that_has_lost_all_its_members_goes_on_from_the_newest_checkpoin
 
 
 def test_a_late_one_does_not_begin_anew_where_a_task_that_is_away_has_a_checkpoint() -> None:
-    told = word(13, epoch=9, saved=(1,))
+    told = word(13, epoch=9, saved={1: 80})
     late = member(13, told=told)
     assert "waiting for task 1, or until its checkpoint is given up" in decide(late, [late], BATCH, 1).why
-    told = word(13, 21, epoch=10, saved=(1,))
+    told = word(13, 21, epoch=10, saved={1: 80})
     late, back = member(13, told=told), member(21, 80, (1,), told, took_part=False)
     assert decide(late, [late, back], BATCH, 1).lags(13)
     given_up = member(13, told=word(13, epoch=11))

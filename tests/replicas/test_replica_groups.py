@@ -146,9 +146,9 @@ def test_a_replica_without_torchft_says_what_to_install(monkeypatch: pytest.Monk
         Group(settings, lambda: None, lambda: False, print)
 
 
-def saved(daemon: Daemon, node: str, lease: int, **values: float) -> None:
+def saved(daemon: Daemon, node: str, lease: int, step: int = 5, **values: float) -> None:
     daemon.tell(node, lease, "running", 0.0, run_dir=f"/{node}/jobs/{lease}/run-{lease}")
-    record = Record(seq=1, ts=0.0, step=5, checkpoint=5, values=values)
+    record = Record(seq=1, ts=0.0, step=step, checkpoint=step, values=values)
     report = Report(node=node, session=daemon.sessions[node], records=[Records(lease=lease, rank=0, records=[record])])
     daemon.store.write(registration.report, report)
 
@@ -174,6 +174,37 @@ def test_the_checkpoint_of_one_that_copies_is_not_asked_for(daemon: Daemon) -> N
     daemon.tell("h1", leases[0], "exited", 0.0, outcome="lost", saved=1000)  # nobody trains any more: it begins with its own
     assert told(board, "h3").fetch is not None
     assert [one.job for one in board._answers["h2"].send] == [second]
+
+
+def test_from_one_that_is_behind_a_checkpoint_nobody_copies(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was cut off, and the other one has gone on without it."""
+    for node in ("h1", "h2", "h3"):
+        daemon.join(node, place=f"place-{node}", fetch_at_most=1 << 20)
+    first, second, third = submitted(daemon)
+    leases = [daemon.grant(first, "h1"), daemon.grant(second, "h2")]
+    saved(daemon, "h1", leases[0], members=2.0)
+    saved(daemon, "h2", leases[1], step=90, members=1.0)
+    board = Board(daemon.store)
+    word = told(board, "h1").replicas
+    assert word is not None and word.first == leases[0] == word.founder
+    daemon.tell("h2", leases[1], "exited", 0.0, outcome="lost", saved=1000)
+    assert [waits(daemon, job) for job in (second, third)] == [[], ["group"]]
+    assert "lies on" in explain(daemon.store, second)["summary"]
+    daemon.grant(second, "h3")
+    assert told(board, "h3").fetch is not None
+    assert waits(daemon, third) == []
+    word = told(board, "h1").replicas
+    assert word is not None and (word.saved, word.saved_steps, word.first) == ([0, 1], [5, 90], leases[0])
+    daemon.tell("h1", leases[0], "exited", 0.0, outcome="lost", saved=1000)
+    again = daemon.grant(first, "h1")
+    word = told(board, "h1").replicas
+    assert word is not None and word.founder != word.first == leases[0] < again  # one that has ended may have trained with it
+    daemon.tell("h3", again - 1, "exited", 0.0, outcome="lost", saved=1000)
+    daemon.tell("h1", again, "exited", 0.0, outcome="lost", saved=1000)
+    monkeypatch.setattr(Clock, "now", Clock.now + 1.0)
+    anew = daemon.grant(second, "h3")
+    word = told(board, "h3").replicas
+    assert word is not None and word.founder == word.first == anew
 
 
 def test_a_replica_may_come_back_on_any_host_while_another_one_has_the_state(daemon: Daemon) -> None:

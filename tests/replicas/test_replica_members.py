@@ -97,10 +97,29 @@ def test_nobody_waits_for_members_that_are_stopped(tmp_path: Path) -> None:
 
 def test_a_member_without_state_gives_its_gpu_back_to_the_task_that_has_the_checkpoint(tmp_path: Path) -> None:
     with world(tmp_path, counting(timeout=1.0)) as there:
-        there.saved = [1]
+        there.saved = {1: 5}
         (late,) = there.start(0)
         assert there.wait(late) == PREEMPTED_EXIT
         assert late.log.splitlines()[-1].endswith("gives its GPU back: a task that has the group's checkpoint needs one first")
+
+
+def test_one_that_is_left_with_an_old_state_gives_way_to_the_task_with_the_newest_checkpoint(tmp_path: Path) -> None:
+    """It was cut off for long, and all with whom it trained have gone on without it and ended."""
+    with world(tmp_path, counting(least=3, steps=600, pace=0.004, timeout=1.0)) as there:
+        first, second, third = there.start(0, 1, 2)
+        there.until_step(first, 3)
+        there.mute = True
+        there.kill(second)
+        there.kill(third)
+        there.until_log(first, "1 of the 3 that took step")
+        there.mute, there.saved = False, {1: 500, 2: 495}
+        there.tell()
+        assert there.wait(first) == PREEMPTED_EXIT
+        step = first.step
+        assert f"the newest state here is of step {step}, and task 1 has saved a later one: waiting for task 1, or until" in first.log
+        there.saved[0] = step
+        (other,) = there.start(1)  # on another host, where that checkpoint does not lie: it must not begin without it
+        there.until_log(other, "nobody here has a checkpoint of the group, which began before: waiting for task 1, task 2, task 0")
 
 
 def test_a_late_one_finds_the_training_done(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_every_recipe_that_is_said_to_answer_does():
 
 
 def test_a_text_has_a_label_whoever_is_in_its_batch():
-    from stoker.runners.recipes import texts
+    from stoker.runners import texts
 
     task = built("text-classifier", limit=16, eval_limit=16)
     data = texts.load("trec")

@@ -7,7 +7,8 @@ import sys
 import pytest
 
 CHILD = """
-import hashlib, json, sys
+import gc, hashlib, json, os, sys
+gc.disable()
 import torch
 from stoker.runners.worker import late_dynamo
 late_dynamo.put_off()
@@ -53,7 +54,8 @@ else:
         sums.append(step.update(batches, 1.0).item())
         sums += [hashlib.sha256(parameter.grad.numpy()).hexdigest() for parameter in task.model.parameters()]
     told = {"memory": status("VmHWM"), "sums": sums, "peak": step.values.get("swap_peak")}
-print(json.dumps(told))
+print(json.dumps(told), flush=True)
+os._exit(0)
 """
 
 

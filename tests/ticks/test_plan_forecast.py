@@ -66,6 +66,9 @@ def test_nothing_starts_on_a_node_that_has_left_by_then():
     assert math.isnan(forecast(placed(view, {}, [NOW + 101, math.inf]), [4])[0])  # never two at a time
     assert forecast(placed(view, {}, [NOW + 301, math.inf]), [4])[0] == 300
     assert math.isnan(forecast(placed(view, {3: [0]}, [NOW + 50, math.inf]), [3])[0])
+    jobs = [Job(1, held=(1,), remaining=300), Job(2, held=(2,), remaining=300), Job(3, gpus=2, remaining=10), Job(4, remaining=50)]
+    view = placed(make_view([1, 1, 1], jobs), {}, [NOW + 200, math.inf, math.inf])
+    assert forecast(view, [3, 4]) == [300, 0]  # who cannot use a node before it leaves keeps nobody from it
 
 
 def test_what_the_pool_cannot_hold_holds_up_nobody():

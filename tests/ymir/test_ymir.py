@@ -39,7 +39,8 @@ def job(number: int, profile: int, remaining: float = 1000.0, **more: Any) -> Jo
 
 
 def view_of(*jobs: Job, nodes: tuple[int, ...] = (2,), ended: dict[int, int] | None = None, transfers: Transfers = TRANSFERS) -> View:
-    return dataclasses.replace(make_view(nodes, jobs, profiles=PROFILES), transfers=transfers, ended=ended or {})
+    left = {one: kind for kind, one in (ended or {}).items()}
+    return dataclasses.replace(make_view(nodes, jobs, profiles=PROFILES), transfers=transfers, ended=ended or {}, left=left)
 
 
 CLOCK = itertools.count(10, 10)
@@ -151,6 +152,13 @@ def test_a_pair_in_a_simulation_by_hand() -> None:
     assert alone.fates.ended.tolist() == [120, 340]
     later = simulated(workload(("a", 0, 100), ("b", 500, 200)), "ymir,temporal=false", cold_start=20.0)
     assert later.fates.ended.tolist() == [120, 540]  # from the bank, without a pair
+
+
+def test_firsts_that_end_together_are_followed_each_by_its_second() -> None:
+    """Two GPUs; both pairs are as the one above, and the bank has only the newest of a kind beside it."""
+    work = workload(("a", 0, 100), ("b", 0, 200), ("a", 0, 100), ("b", 0, 200))
+    both = simulated(work, "ymir,ended=false", "1x2", cold_start=20.0)
+    assert both.fates.ended.tolist() == [120, 145, 120, 145]
 
 
 def test_rounds_leave_arrivals_waiting_and_merged_jobs_going_on() -> None:

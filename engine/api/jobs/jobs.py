@@ -199,7 +199,7 @@ async def show(call: Call) -> dict[str, Any]:
         row["spec"] = msgspec.to_builtins(redact(msgspec.convert(row["spec"], JobSpec)))
         provenance = objects(store, "api/provenance", job)
         progress = objects(store, "api/progress", job)
-        waiting = objects(store, "api/waiting", job)
+        waiting = objects(store, "api/waiting", job) if row["state"] in WAITING else None
         return {
             "job": row,
             "tasks": _tasks(store, job) if named.array else None,
@@ -214,7 +214,7 @@ async def show(call: Call) -> dict[str, Any]:
             "expected": expected(store, job),
             "silent": objects(store, "api/silent", job),
             "leases": objects(store, "api/leases", job),
-            "waiting": waiting[0] if waiting and row["state"] in WAITING else None,
+            "waiting": waiting[0] if waiting else None,
             "events": objects(store, "api/events", job),
         }
 

@@ -13,17 +13,18 @@ from typing import Any
 
 import msgspec
 
-from ...errors import Conflict, LimitExceeded, Unreachable, UsageError
-from ...fleet.remote_requests import RemoteRequests
+from ...errors import Conflict, LimitExceeded, StokerError, Unreachable, UsageError
+from ...fleet.remote_requests import MESSAGES, RemoteRequests
 from ...jobs.states import FINAL
 from ...json_rows import objects
-from ...protocol import LONGEST_REQUEST, SERVER_SOCKET
+from ...protocol import LONGEST_REQUEST, SERVER_SOCKET, AskRequest
 from ...spec.model import SERVES, Serve
 from ..call import Call, endpoint
 from .jobs import log_source, resolve
 
 LONGEST_ANSWER = 64 << 20  #: bytes
 TIMEOUT, LONGEST = 60.0, 600.0  #: seconds until an answer
+_FAILED: dict[str, type[StokerError]] = {"busy": LimitExceeded, "unreachable": Unreachable, "refused": UsageError}
 
 
 class Requests(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,7 +76,7 @@ async def _handed_on(remote: RemoteRequests, where: dict[str, Any], requests: li
     try:
         async with asyncio.timeout(timeout):
             if not where["here"]:
-                return await remote.ask(where["node"], where["job"], name, where["lease"], requests, timeout)
+                return await asked_through(remote, where, requests, timeout)
             said = await _told(where["run_dir"], line)
     except TimeoutError:
         raise LimitExceeded(f"{name} has not answered within {timeout:g} s") from None
@@ -89,6 +90,20 @@ async def _handed_on(remote: RemoteRequests, where: dict[str, Any], requests: li
     if "error" in answer:
         raise (LimitExceeded if answer.get("busy") else UsageError)(f"{name}: {answer['error']}")
     answers: list[dict[str, Any]] = answer["answers"]
+    return answers
+
+
+async def asked_through(remote: RemoteRequests, where: dict[str, Any], requests: list[Any], timeout: float) -> list[Any]:
+    """The same through the runner of another host."""
+    node, of = where["node"], {field: where[field] for field in ("job", "name", "lease")}
+    found = await remote.ask(MESSAGES, node, lambda number: AskRequest(number=number, requests=requests, timeout=timeout, **of))
+    if found is None:
+        raise Unreachable(
+            f"{where['name']} runs on another host, and its runner {node} is of a version that hands on no requests: update it"
+        )
+    if found.failed:
+        raise _FAILED[found.failed](found.error)
+    answers: list[Any] = found.answers
     return answers
 
 

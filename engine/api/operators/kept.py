@@ -1,4 +1,4 @@
-"""What is kept, how large it is, and until when: rows that are thinned, files of the home, and what jobs keep on other hosts."""
+"""Stored things with their size and age limit: rows that are thinned, files of the home, and files of jobs on other hosts."""
 
 from __future__ import annotations
 

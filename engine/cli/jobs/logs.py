@@ -1,4 +1,4 @@
-"""What a job has written."""
+"""`stoker logs`: the output of a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What jobs have reported, for the tools in which people look at it: `stoker export`."""
+"""`stoker export`: the reports of jobs, for the tools in which people look at them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What there is: `stoker ps` and `stoker status`."""
+"""Lists: `stoker ps` and `stoker status`."""
 
 from __future__ import annotations
 

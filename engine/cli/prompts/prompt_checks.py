@@ -1,4 +1,4 @@
-"""What is wrong with a work on prompts as far as this host can tell, before any job is made of it."""
+"""Checks of a work on prompts, as far as this host can tell, before any job is made of it."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ def require_bank(home: Home, llm: str) -> None:
 def require_samples(data: str, folder: str = "", text: str = "text", label: str = "label", held_out: str = "") -> bool:
     """That a file, whose path may count from a folder, can be tuned on; False: it is a packaged set, fetched by who needs it first."""
     from ....runners.prompts.labelled_files import Columns, read_labelled
+    from ....runners.texts import TEXT_DATASETS
 
-    if data in recipes.TEXT_DATASETS:
+    if data in TEXT_DATASETS:
         return False
     read_labelled(data, folder, Columns(text, label), held_out)
     return True

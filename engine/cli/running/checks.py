@@ -1,4 +1,4 @@
-"""What `stoker doctor` looks at. Each check answers with findings: what was found, and how to mend what is wrong."""
+"""The checks of `stoker doctor`. Each answers with findings: a fact, and how to mend it if it is wrong."""
 
 from __future__ import annotations
 
@@ -31,10 +31,13 @@ FEW_FILES = 1024
 SMALL_SHM = 1 * GIB
 #: Asked of a fresh process: a broken torch or driver may crash whoever imports it.
 _TORCH = """
-import json, torch
+import gc, json, os
+gc.disable()
+import torch
 cuda = torch.cuda.is_available()
 names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else []
-print(json.dumps({"version": torch.__version__, "built": torch.version.cuda, "devices": names}))
+print(json.dumps({"version": torch.__version__, "built": torch.version.cuda, "devices": names}), flush=True)
+os._exit(0)  # Python would take half a second to free torch's modules
 """
 
 

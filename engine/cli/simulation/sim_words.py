@@ -1,4 +1,4 @@
-"""What is said of a study besides its figures: in the same words on the terminal and on the page of its report."""
+"""Words on a study besides its figures: the same on the terminal and on the page of its report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `stoker simulate` and `stoker replay` share: the options of a study, running it, and showing it."""
+"""Common parts of `stoker simulate` and `stoker replay`: the options of a study, running it, and showing it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept of a run: rows of `sim_runs`, `sim_jobs` and `sim_usage` as plain columns, and averages over seeds."""
+"""A run as it is stored: rows of `sim_runs`, `sim_jobs` and `sim_usage` as plain columns, and averages over seeds."""
 
 from __future__ import annotations
 

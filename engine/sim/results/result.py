@@ -1,4 +1,4 @@
-"""What a simulation gives: every job's fate and the cluster's use over time. Figures are made of it in `figures`."""
+"""The result of a simulation: every job's fate and the cluster's use over time. Figures are made of it in `figures`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the registry knows of a format."""
+"""A format, as the registry knows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every format is read with: bounded lines of a plain or gzipped file, rows with typed columns, and the tally of what was odd."""
+"""Reading for every format: bounded lines of a plain or gzipped file, rows with typed columns, and the tally of what was odd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the Selector optimises and what it answers: one scheduling cycle of UniSched (002 ch. 5.3.3.4).
+"""The Selector's problem and its solution: one scheduling cycle of UniSched (002 ch. 5.3.3.4).
 
 Time is counted in slots of one best-effort lease; slot 0 begins now. The leases of a job begin at its slot ``first`` and
 follow each other without a gap, ``lease`` slots each; a job may be given any of them, so it may pause in between.

@@ -1,4 +1,4 @@
-"""Who waits for the interpreter's lock: looks, some twenty a second, at how long it takes to have it, and at what threads wait in.
+"""Contention for the interpreter's lock: measures, some twenty times a second, how long it takes to get it, and where threads wait.
 
 The kernel cannot tell waiting for that lock from a sleep, so the meters of workers count it as waiting. Two things tell them apart.
 A thread that has slept has to take the lock; where that takes longer than waking up does, somebody held it. And a thread that waits for

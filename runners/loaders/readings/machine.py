@@ -1,4 +1,4 @@
-"""What this process and its workers may use of the machine, and how much of it they do (003 Table 2)."""
+"""The machine as far as this process and its workers may use it, and how much of it they use (003 Table 2)."""
 
 from __future__ import annotations
 

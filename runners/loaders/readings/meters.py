@@ -1,4 +1,4 @@
-"""What workers spend their time on: CPU, waiting inside their function, waiting for input, waiting for room."""
+"""The time of workers: on CPU, waiting inside their function, waiting for input, waiting for room."""
 
 from __future__ import annotations
 

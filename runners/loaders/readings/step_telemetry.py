@@ -1,4 +1,4 @@
-"""What a tuner's steps leave in the table `pipelines`: what it saw, what it set, and why.
+"""A tuner's steps as rows of the table `pipelines`: what it saw, what it set, and why.
 
 A tuner may step several times a second for weeks, and what it says must stay worth reading. So at most one step a second is
 told, and where nothing changes one in ten seconds. The change of a stage is the one since the step that was told before: the

@@ -1,4 +1,4 @@
-"""What a pipeline measures, as a controller sees it: totals of meters and channels turned into readings of a window."""
+"""Measurements of a pipeline as a controller sees them: totals of meters and channels turned into readings of a window."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the buffers of a gang hold, divided over another number of ranks."""
+"""The samples in the buffers of a gang, divided over another number of ranks."""
 
 from __future__ import annotations
 

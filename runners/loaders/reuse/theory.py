@@ -1,4 +1,4 @@
-"""What reuse takes from the regularisation of a training (004 ch. 4.3), and when that is a bad mix.
+"""The regularisation that reuse takes from a training (004 ch. 4.3), and when that is a bad mix.
 
 Training for tau steps of size eps from small weights regularises as L2 with alpha ~ 1 / (tau eps) does (Eqn 4.21); more steps on
 the same data are less of it. The derivation is approximate, and so is everything here: the step from (4.20) to (4.21) takes

@@ -1,4 +1,4 @@
-"""What a controller of a data pipeline is shown and what it answers: an Observation in, the values of the knobs out.
+"""The contract of a controller of a data pipeline: an Observation in, the values of the knobs out.
 
 The live pipeline and the simulated one hand out the same types; a controller cannot tell which it steers.
 A knob's unit is that of InTune (003 ch. 4.3): workers where a stage computes, MiB where it only holds data.

@@ -1,4 +1,4 @@
-"""What each stage costs, learned from window to window: smoothed while it holds, forgotten when it changes."""
+"""The cost of each stage, learned from window to window: smoothed while it holds, forgotten when it changes."""
 
 from __future__ import annotations
 

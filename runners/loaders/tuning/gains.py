@@ -1,4 +1,4 @@
-"""What a change has brought, with how sure that is: throughput of the windows behind it over that of those before it."""
+"""The gain of a change, with how sure that is: throughput of the windows behind it over that of those before it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one call of a worker process does: its stage's function, and those of the stages right behind it that are done along with it.
+"""One call of a worker process: its stage's function, and those of the stages right behind it that are done along with it.
 
 A way between two processes costs as much as decoding a small image does. Where a stage in processes is followed by a Batch, a process
 therefore takes all items of a batch at once, collates what it has made of them, and sends that alone. And where the source asks for it, it

@@ -1,4 +1,4 @@
-"""What goes wrong inside a pipeline, told with the stage and the item."""
+"""Faults inside a pipeline, told with the stage and the item."""
 
 from __future__ import annotations
 

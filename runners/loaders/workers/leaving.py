@@ -1,4 +1,4 @@
-"""What must end before the interpreter does.
+"""Ends that must come before the interpreter's.
 
 A thread that is in torch's code when the interpreter goes down, be it only to free a tensor, aborts the process: the interpreter ends it
 by unwinding its stack, which C++ takes for an error. So whatever is still at work then is stopped and waited for, as close() does.

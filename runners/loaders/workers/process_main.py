@@ -1,4 +1,4 @@
-"""What runs in a worker process: one call after another, until the socket closes. Imported by the fork server, so it is light."""
+"""The loop of a worker process: one call after another, until the socket closes. Imported by the fork server, so it is light."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a pass has been delivered: enough to go on exactly, whatever was in flight."""
+"""The items of a pass that were delivered: enough to go on exactly, whatever was in flight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the agent sees of an Observation: one row of numbers a knob, of the same scale on every machine.
+"""An Observation as the agent sees it: one row of numbers a knob, of the same scale on every machine.
 
 Two layouts:
 

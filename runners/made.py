@@ -6,8 +6,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from ...engine.errors import StokerError
-from ..packages import ENV_CACHE, cache_dir, given_out, locked
+from ..engine.errors import StokerError
+from .packages import ENV_CACHE, cache_dir, given_out, locked
 
 
 def made_once(name: str, make: Callable[[Path], None]) -> Path:
