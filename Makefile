@@ -15,7 +15,7 @@ quick: $(VENV)/.installed  ## run all tests but the slow ones
 test: $(VENV)/.installed  ## run all tests but the nightly ones
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not nightly" $(PYTEST_ARGS)
 
-nightly: $(VENV)/.installed  ## run all tests, also long runs of the benchmarks, with sixty times the examples, others each time
+nightly: $(VENV)/.installed  ## run all tests, also long runs of the benchmarks, with eighty times the examples, others each time
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --timeout 3000 $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed
@@ -31,6 +31,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[recipes,autosched,llm,replicas,dev]'
 	-$(BIN)/python -m pytest --collect-only -q >/dev/null  # compiles all modules once, which each worker of the tests would do for itself
+	-$(BIN)/python -c "from hypothesis.internal.charmap import *; charmap(), intervals_from_codec('utf-8')"  # so it would with these tables
 	touch $@
 
 clean:

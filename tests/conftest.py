@@ -7,6 +7,7 @@ of one `xdist_group` stay together, as what they share is made but once.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import shutil
@@ -60,14 +61,10 @@ def pytest_collection(session: pytest.Session) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Nor among them later."""
+    """Nor among them later, not by pytest either when it ends. At last all is freed: DuckDB's binding tells of each object that is not."""
     gc.freeze()
+    atexit.register(gc.unfreeze)
     gc.enable()
-
-
-def pytest_unconfigure() -> None:
-    """At the end all is freed: DuckDB's binding tells of each of its objects that is not."""
-    gc.unfreeze()
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
@@ -77,7 +74,7 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 
 @pytest.hookimpl(tryfirst=True)  # before those of the night are left out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Hypothesis takes a sixth of the examples that a test names (all up to six), by night ten times as many, others each time.
+    """Hypothesis takes an eighth of the examples that a test names (all up to four), by night ten times as many, others each time.
 
     Of the cases of a test that is ``sampled(n)`` each n-th runs by day (of those that no mark leaves to the night), the others by night.
 
@@ -103,7 +100,7 @@ def _as_many(named: hypothesis.settings) -> hypothesis.settings:
     count = named.max_examples
     if os.environ.get("HYPOTHESIS_PROFILE") == "nightly":
         return hypothesis.settings(named, max_examples=10 * count, derandomize=False, print_blob=True)
-    return hypothesis.settings(named, max_examples=max(min(count, 6), count // 6))
+    return hypothesis.settings(named, max_examples=max(min(count, 4), count // 8))
 
 
 def _group(item: pytest.Item) -> str:

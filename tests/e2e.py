@@ -8,7 +8,6 @@ import random
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -31,6 +30,7 @@ __all__ = [
     "end_workers",
     "free_port",
     "rank_of",
+    "refused",
     "runner_afar",
     "until",
 ]
@@ -258,12 +258,22 @@ while not stoker.should_stop():
 """
 
 
-def command(home: Home, *arguments: str, **options: Any) -> Said:
+def command(
+    home: Home, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path | None = None, timeout: float | None = None
+) -> Said:
     """One command of the command line, in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-m", "stoker", "--home", str(home.path), *arguments], capture_output=True, text=True, check=False, **options
-    )
-    return Said(done.returncode, done.stdout, done.stderr)
+    argv = [sys.executable, "-m", "stoker.engine.cli.main", "--home", str(home.path), *arguments]
+    with tempfile.NamedTemporaryFile() as out, tempfile.NamedTemporaryFile() as err:
+        process = forked.start(argv, Path(out.name), env or os.environ, errors=Path(err.name), cwd=cwd)
+        code = process.wait(timeout)
+        return Said(code, *(Path(file.name).read_text() for file in (out, err)))
+
+
+def refused(home: Home, *arguments: str) -> Said:
+    """A daemon that does not start: its exit code and what it said."""
+    with tempfile.NamedTemporaryFile() as log:
+        process = forked.start([*daemon_command(), "--home", str(home.path), *arguments], Path(log.name), os.environ)
+        return Said(process.wait(patient(120)), "", Path(log.name).read_text())
 
 
 class Jobs:
@@ -305,7 +315,7 @@ class Jobs:
 
     def ended(self, job: int | str, seconds: float = 150.0) -> dict[str, Any]:
         """The job once it has ended."""
-        until(lambda: self.listed(job)["finished_at"], seconds)
+        until(lambda: self.listed(job)["finished_at"], seconds, pause=0.08)
         return self.show(job)
 
     def act(self, action: str, job: int | str, **body: Any) -> None:

@@ -1,4 +1,4 @@
-"""Daemons and agents forked from a process that has imported what they import, which saves most of their start: 0.4 s of a core each.
+"""Daemons, agents and commands forked from a process that has imported what they import, which saves most of their start: 0.4 s of a core.
 
 That process is started with the first of them, one in a process of pytest; it has no thread, no connection and no home. What is forked is a
 process as any other, in a session of its own: only its command line, as the kernel tells it, is that of the process it was forked from.
@@ -21,12 +21,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 #: modules with a ``main``, as `python -m` runs them
-MODULES = ("stoker.engine.daemon", "stoker.runners.host.agent")
+MODULES = ("stoker.engine.daemon", "stoker.runners.host.agent", "stoker.engine.cli.main")
 #: what nearly each of them imports once it runs
 LATER = (
     "apscheduler.schedulers.background", "apscheduler.triggers.cron", "duckdb", "numpy.ma", "stoker.policies.priority",
@@ -68,10 +69,11 @@ class Forked:
             os.close(self._ended)
 
 
-def start(command: Sequence[str], log: Path, env: Mapping[str, str]) -> Forked:
+def start(command: Sequence[str], log: Path, env: Mapping[str, str], errors: Path | None = None, cwd: Path | None = None) -> Forked:
     """`python -m MODULE ARGUMENTS`, one of `MODULES`, or `python -c CODE ARGUMENTS`, with its output appended to ``log``."""
     nursery = _nursery()
-    return Forked(nursery, nursery.ask(start=list(command[1:]), log=str(log), env=dict(env), cwd=str(Path.cwd())))
+    logs = [str(log), str(errors or log)]
+    return Forked(nursery, nursery.ask(start=list(command[1:]), logs=logs, env=dict(env), cwd=str(cwd or Path.cwd())))
 
 
 @functools.cache
@@ -127,10 +129,10 @@ def _serve(channel: socket.socket) -> dict[str, Any] | None:
 
 
 def _become(request: dict[str, Any]) -> object:
-    log = os.open(request["log"], os.O_WRONLY | os.O_APPEND)
-    for stream in (1, 2):
+    for stream, path in enumerate(request["logs"], 1):
+        log = os.open(path, os.O_WRONLY | os.O_APPEND)
         os.dup2(log, stream)
-    os.close(log)
+        os.close(log)
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
@@ -144,13 +146,20 @@ def _become(request: dict[str, Any]) -> object:
     return 0
 
 
-def _leave(code: object) -> NoReturn:
+def _leave(work: Callable[[], object]) -> NoReturn:
     """Python would free all that was imported, which takes longer than to end a daemon. No thread of its is left: `daemon.run`."""
-    assert isinstance(code, int), code
+    try:
+        code = work()
+    except SystemExit as left:
+        code = left.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    assert code is None or isinstance(code, int), code
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    os._exit(code or 0)
 
 
 if __name__ == "__main__":
@@ -158,4 +167,4 @@ if __name__ == "__main__":
         importlib.import_module(name)
     gc.freeze()  # no child looks for garbage in what stays, and copies its pages for that
     mine = _serve(socket.socket(fileno=int(sys.argv[1])))
-    _leave(0 if mine is None else _become(mine))
+    _leave(lambda: 0 if mine is None else _become(mine))

@@ -42,12 +42,12 @@ def until(
     seconds: float = 150.0,
     says: Callable[[], Any] | None = None,
     alive: Sequence[Process] = (),
-    pause: float = 0.03,
+    pause: float = 0.05,
 ) -> Any:
     """The first true answer; fails when there is none in time, with what ``says`` says. An error of the daemon counts as not yet.
 
     Fails at once when a process of ``alive`` has ended, or one of `watched` has died.
-    Asked rarer the longer it takes: a question is some 30 ms of the daemon's CPU time, which what is waited for needs itself.
+    Asked rarer the longer it takes: a question is some 10 ms of the daemon's CPU time, which what is waited for needs itself.
     """
     began, limit, last = time.monotonic(), patient(seconds), False
     while True:

@@ -615,7 +615,7 @@ def test_policies_that_misbehave_change_nothing_and_are_on_record(live: Live, ga
             continue
         with pytest.raises(UsageError, match=f"foreign:{name} fails on what pool default holds now: .*--force"):
             live.client.post("/v1/policy", {"policy": f"foreign:{name}"})
-        live.client.post("/v1/policy", {"policy": f"foreign:{name}", "interval": 0.05, "force": True})
+        live.client.post("/v1/policy", {"policy": f"foreign:{name}", "interval": 0.2, "force": True})
         query = f"SELECT outcome, error FROM decisions WHERE policy = 'foreign:{name}'"
         ((found, error),) = until(lambda query=query: live.jobs.sql(query))
         assert (found, words in error) == (outcome, True), error

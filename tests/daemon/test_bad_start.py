@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from e2e import DaemonProcess, Jobs, Said, command, until
+from e2e import DaemonProcess, Jobs, command, refused, until
 from small_disk import Quota, SmallDisk
 from stoker.engine.errors import StoreError, UsageError
 from stoker.engine.home import Home
 from stoker.engine.store.store import Store
-from waiting import patient
 
 # -- Daemons that cannot start ----------------------------------------------------------------------------------------------
-
-
-def refused(home: Home, *arguments: str) -> Said:
-    """A daemon that does not start: its exit code and what it said."""
-    argv = [sys.executable, "-m", "stoker.engine.daemon", "--home", str(home.path), *arguments]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=patient(120))
-    return Said(done.returncode, done.stdout, done.stderr)
 
 
 def test_a_corrupt_database_is_named_and_left_as_it_is(home: Home) -> None:

@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from e2e import DaemonProcess, Jobs, Said, command
+from e2e import DaemonProcess, Jobs, command, refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stoker.engine.errors import StoreError
 from stoker.engine.home import Home
 from stoker.engine.store.acknowledged import Acknowledged, open_checked
 from stoker.engine.store.store import Store, connect
-from waiting import patient, until
+from waiting import until
 
 NAMES = ("stoker.duckdb", "stoker.duckdb.wal", "stoker.acknowledged")
 DATABASE, WAL, SIDE = NAMES
@@ -190,13 +190,6 @@ HARMLESS: dict[str, Callable[[Killed], Files]] = {
 def numbers(store: Store) -> set[int]:
     with store.read() as con:
         return {row[0] for row in con.execute("SELECT id FROM jobs").fetchall()}
-
-
-def refused(home: Home, *arguments: str) -> Said:
-    """A daemon that does not start: its exit code and what it said."""
-    argv = [sys.executable, "-m", "stoker.engine.daemon", "--home", str(home.path), *arguments]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=patient(120))
-    return Said(done.returncode, done.stdout, done.stderr)
 
 
 @pytest.mark.slow

@@ -18,8 +18,8 @@ def test_show_tables_lists_what_may_be_read(start_daemon: Callable[..., DaemonPr
     for name in listed:
         try:
             jobs.sql(f"FROM {name} LIMIT 1")
-            jobs.sql(f"DESCRIBE {name}")
         except UsageError:
             refused.append(name)
     assert refused == []
+    assert [row[0] for row in jobs.sql("DESCRIBE jobs_now")][:2] == ["id", "name"]
     assert sorted(listed) == sorted(table["name"] for table in jobs.client.get("/v1/schema")["tables"])

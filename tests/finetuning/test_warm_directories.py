@@ -34,8 +34,9 @@ def host(home: Home) -> Iterator[Warm]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("both", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["one", "both"])
 def test_all_recipes_are_forked_from_what_holds_their_directory_and_end_with_the_same_bits(
-    host: Warm, model_of: Any, data: dict[str, str], tmp_path: Path
+    host: Warm, model_of: Any, data: dict[str, str], tmp_path: Path, both: bool
 ) -> None:
     path = shutil.copytree(model_of("llama"), tmp_path / "a llama")  # a blank in a path is no end of it
     classify = {"recipe": "text-classifier", "params": {"data": data["mails"], "petl": "lora", **SMALL}, "backbone": str(path)}
@@ -44,7 +45,9 @@ def test_all_recipes_are_forked_from_what_holds_their_directory_and_end_with_the
     assert any("loss" in record.get("values", {}) for record in cold)
     until(lambda: any(one.state == "ready" for report in host.daemon.reports for one in report.servers or ()))
     assert host.train(2, **classify) == cold
-    assert host.train(3, **go_on, warm="off") == host.train(4, **go_on)
+    forked = host.train(3, **go_on)
+    assert any("loss" in record.get("values", {}) for record in forked)
+    assert not both or host.train(4, **go_on, warm="off") == forked
     (server,) = host.servers()
     threads = list(Path(f"/proc/{server.pid}/task").iterdir())
     assert processes.command(server.pid) == fork_server.READY_NAME and len(threads) == 1

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from stoker.engine.cli.jobs.swap import _show
 from stoker.engine.cli.main import run
 from stoker.engine.client import Client
 from stoker.engine.errors import UsageError
@@ -55,7 +56,7 @@ def plan(home, tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.slow
-def test_without_a_daemon_a_child_process_plans(plan):
+def test_without_a_daemon_a_child_process_plans(plan, capsys):
     code, out, err = plan("chain", "--cap", "5KiB", "--accumulate", "2", "--json")
     assert code == 0 and "measuring here, on the CPU" in err
     found = json.loads(out)
@@ -64,19 +65,26 @@ def test_without_a_daemon_a_child_process_plans(plan):
     assert [part["start"] for part in found["parts"]] == [0, *found["cuts"]] and found["parts"][-1]["stop"] == 12
     assert found["seconds"] >= found["ideal"] > 0
     assert {busy["stream"] for busy in found["timeline"]} == {"load", "compute", "out"}
+    _show(found)
+    assert_a_plan_is_drawn(capsys.readouterr().out, "5.0 KiB")
+
+
+def assert_a_plan_is_drawn(text, cap):
+    lines = text.splitlines()
+    assert any(line.startswith("peak ") and f"of {cap}" in line for line in lines)
+    (compute,) = [line for line in lines if line.startswith("compute ")]
+    assert set(compute.split()[1]) <= set("1234.") and "1" in compute
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # by day a job plans for a submission: below
 def test_a_daemon_has_a_job_plan(plan, home, start_daemon, start_runner):
     start_daemon()
     start_runner()
     code, out, err = plan("chain", "--cap", "1MiB", "--accumulate", "auto")
     assert code == 0, err
     assert "job 1 measures the model" in err
-    lines = out.splitlines()
-    assert any(line.startswith("peak ") and "of 1.0 MiB" in line for line in lines)
-    (compute,) = [line for line in lines if line.startswith("compute ")]
-    assert set(compute.split()[1]) <= set("1234.") and "1" in compute
+    assert_a_plan_is_drawn(out, "1.0 MiB")
 
 
 @pytest.mark.slow

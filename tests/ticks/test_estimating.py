@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -346,15 +347,27 @@ def test_of_what_was_never_measured_the_nearest_counts():
 OFTEN = "from stoker.engine.estimation import estimating\nestimating.REFIT = 1.0"
 
 
+#: Of a job that learns as digits-cnn does, and takes no time of a core for it.
+LEARNS = """
+import math, stoker, time
+for step in range(20, 50_000, 20):
+    stoker.report(step=step, loss=2.3 * math.exp(-step / 4000), accuracy=0.97 - 0.87 * math.exp(-step / 4000))
+    time.sleep(0.05)
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_real_training_is_foreseen(home, start_daemon, start_runner):
+@pytest.mark.parametrize("trains", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["reported", "digits-cnn"])
+def test_a_job_is_foreseen_while_it_runs(home, start_daemon, start_runner, trains):
     daemon = start_daemon(changes=OFTEN)
     start_runner(slots=1)
     jobs = Jobs(daemon.client())
     stop = {"metric": "accuracy", "target": 0.93, "iterations": 50_000}
     # So slow a learner that the daemon looks several times before it is good enough.
-    job = jobs.submit("digits", recipe="digits-cnn", stop=stop, params={"lr": 0.00007, "batch_size": 8, "channels": 4, "eval_every": 20})
+    slow = {"lr": 0.00007, "batch_size": 8, "channels": 4, "eval_every": 20}
+    what = {"recipe": "digits-cnn", "params": slow} if trains else {"command": [sys.executable, "-c", LEARNS]}
+    job = jobs.submit("digits", stop=stop, **what)
     show = daemon.client().get
     found = until(lambda: show(f"/v1/jobs/{job}")["expected"], says=daemon.said)
     assert found["points"] >= 3 and found["low"] <= found["iterations"] <= found["high"] <= 50_000

@@ -76,11 +76,11 @@ def values(jobs, job, name):
     [
         pytest.param({"reuse": REUSE}, (5, 25), id="reuse", marks=pytest.mark.nightly),
         pytest.param({"pipeline": {"interval": 0.2}}, (5, 25), id="pipeline", marks=pytest.mark.nightly),
-        pytest.param({"reuse": REUSE, "pipeline": {"interval": 0.2}}, (5,), id="both"),
+        pytest.param({"reuse": REUSE, "pipeline": {"interval": 0.2}}, (5,), id="both", marks=pytest.mark.nightly),
         pytest.param({"reuse": REUSE, "pipeline": {"interval": 0.2}}, (5, 25), id="both, twice", marks=pytest.mark.nightly),
     ],
 )
-@pytest.mark.xdist_group("clock")
+@pytest.mark.xdist_group("clock")  # by day worker processes are stopped so in test_loading_jobs.py, and a live one in test_swapped_jobs.py
 def test_a_job_that_is_held_and_released_ends_as_if_it_had_not_been(jobs, home, blocks, held):
     whole = submit(jobs, home, "whole", **blocks)
     parts = submit(jobs, home, "parts", params={"pace": 0.3, "holds": len(held)}, **blocks)

@@ -154,6 +154,8 @@ def is_below(name: str, prefix: str) -> bool:
 def statements(node: ast.AST, only_types: bool = False) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
     """Every import, at any depth, and whether it is for the type checker only."""
     for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr):
+            continue  # no statement stands in one
         if isinstance(child, ast.Import | ast.ImportFrom):
             yield child, only_types
         guarded = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)

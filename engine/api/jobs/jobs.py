@@ -210,7 +210,7 @@ async def show(call: Call) -> dict[str, Any]:
             "progress": progress[0] if progress else None,
             "serving": serving(store, job) if row["kind"] == SERVES else None,
             "shared_input": shared_input(store, job),
-            "replicas": replicas(store, job),
+            "replicas": replicas(store, job) if row["spec"].get("replicas") else None,
             "expected": expected(store, job),
             "silent": objects(store, "api/silent", job),
             "leases": objects(store, "api/leases", job),
