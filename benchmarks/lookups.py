@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 import torch
 from common import arguments, machine, progress, show
-from prompts import MAX_TOKENS, TOKENS, candidates, keep, kept, relabelled
+from prompts import MAX_TOKENS, SAMPLES, TOKENS, candidates, keep, kept, relabelled
 from stoker.engine.prompts.clusters import cosine_distances, k_medoids
 from stoker.runners.backbones.pretrained import Llm, load_llm
 from stoker.runners.prompts.activations import features
 from stoker.runners.prompts.labelled_samples import load_samples
 from stoker.runners.prompts.lookup import lookup
-from stoker.runners.prompts.prompt_score import SAMPLES, score
+from stoker.runners.prompts.prompt_score import score
 
 DRAWS = 1000
 AT_ONCE = 16  #: prompts that are scored between two writes

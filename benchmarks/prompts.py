@@ -35,9 +35,10 @@ from stoker.runners.prompts import soft_prompt
 from stoker.runners.prompts.activations import features
 from stoker.runners.prompts.labelled_samples import Samples, batch_of, load_samples
 from stoker.runners.prompts.lookup import lookup
-from stoker.runners.prompts.prompt_score import SAMPLES, score
+from stoker.runners.prompts.prompt_score import score
 
 Row = dict[str, Any]
+SAMPLES = 16  #: that a prompt is scored on (002 ch. 4.4.3.2)
 TOKENS, BATCH, LR, MAX_TOKENS, HELD_OUT = 12, 4, 5e-3, 32, 32
 PILOTS, GOALS = 2, (0.75, 0.9)
 VOCABULARY = "(vocabulary)"

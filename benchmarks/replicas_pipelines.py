@@ -236,6 +236,12 @@ def adam_seconds() -> float:
     return (time.perf_counter() - begun) / 3 / weights.numel()
 
 
+def _filled(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows with all columns: those of a model that does not fit have some less."""
+    columns = dict.fromkeys(column for row in sorted(rows, key=len, reverse=True) for column in row)
+    return [{column: row.get(column, "-") for column in columns} for row in rows]
+
+
 def main(given: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS), help="of table 3.3")
@@ -251,12 +257,12 @@ def main(given: Sequence[str] | None = None) -> None:
         models.append(model_of(name, asked.gpu))
     adam = adam_seconds()
     tables = {
-        f"One mini-batch, s of a GPU, 4 GPUs of type {asked.gpu}, C = 4, emulated": [
-            mini_batches(model, link) for model in models for link in asked.links
-        ],
-        f"256 mini-batches with sum and optimizer ({1e9 * adam:.2g} ns a parameter), s, emulated": [
-            global_batches(model, link, gpus, adam) for model in models for link in asked.links for gpus in asked.gpus
-        ],
+        f"One mini-batch, s of a GPU, 4 GPUs of type {asked.gpu}, C = 4, emulated": _filled(
+            [mini_batches(model, link) for model in models for link in asked.links]
+        ),
+        f"256 mini-batches with sum and optimizer ({1e9 * adam:.2g} ns a parameter), s, emulated": _filled(
+            [global_batches(model, link, gpus, adam) for model in models for link in asked.links for gpus in asked.gpus]
+        ),
     }
     if asked.real:
         import replicas_links

@@ -152,7 +152,7 @@ WHERE l.id IN (SELECT unnest($1::BIGINT[]))
 
 -- name: leaving
 -- Every runner, whether it was told to leave, whether it is to start nothing more, and whether it hands its node back.
-SELECT id, leaving, state IN ('draining', 'drained'), leaving AND leaves_at IS NOT NULL FROM nodes
+SELECT id, leaving, state IN ('draining', 'drained'), leaving AND leaves_at IS NOT NULL AND state IN ('up', 'draining', 'drained') FROM nodes
 
 -- name: metric_curve
 -- The values of a metric that a job has reported, by step; where it trained a step again, the newer one. $1: job, $2: metric.

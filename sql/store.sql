@@ -117,8 +117,9 @@ ORDER BY d.job_id
 SELECT l.id, l.job_id, l.gpu_count, epoch(l.granted_at) AS granted_at, epoch(l.started_at) AS started_at, l.stop_reason, l.profile, l.share, coalesce(j.unmeasured, 0) AS unmeasured,
        j.excluded, j.failures, j.preemptions, j.cancel_requested, j.held, j.run_time, j.attained, j.spec, p.metric, p.step, p.total_steps,
        (SELECT d.job_id FROM dependencies d WHERE d.job_id = CAST(l.options ->> 'joint' AS BIGINT) AND d.needs = j.id AND NOT d.met) AS joint,
-       coalesce(p.updated_at >= l.started_at, false) AND EXISTS (FROM report_marks m WHERE m.lease_id = l.id AND m.rank = 0) AS reported
+       coalesce(p.updated_at >= l.started_at, false) AND m.seq IS NOT NULL AS reported
 FROM leases l JOIN jobs j ON j.id = l.job_id LEFT JOIN progress p ON p.job_id = j.id
+LEFT JOIN report_marks m ON m.lease_id = l.id AND m.rank = 0
 WHERE l.id IN (SELECT unnest($1::BIGINT[])) AND l.state <> 'ended'
 ORDER BY l.id
 

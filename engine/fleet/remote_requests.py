@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -47,9 +46,7 @@ class RemoteRequests:
     def __init__(self, board: Board) -> None:
         self._board = board
         self._open: dict[str, dict[int, _Open]] = defaultdict(dict)
-        self._first = time.time_ns() // 1_000_000  # so that a runner has not taken a number yet that it had of an earlier daemon
-        self._numbers = itertools.count(self._first)
-        self._newest = self._first
+        self._newest = time.time_ns() // 1_000_000  # so that a runner has taken none of these numbers from an earlier daemon
 
     async def ask(self, kind: Kind, node: str, make: Callable[[int], LogRequest | AskRequest]) -> Any:
         """The answer of a runner, None: it is of a version that answers no such requests. ``make`` gets the number of the request.
@@ -59,7 +56,7 @@ class RemoteRequests:
         under_way = self._open[node]
         if sum(one.kind is kind for one in under_way.values()) >= kind.most:
             raise LimitExceeded(f"{kind.most} {kind.waiters} runner {node} already: try again later")
-        self._newest = number = next(self._numbers)
+        self._newest = number = self._newest + 1
         under_way[number] = one = _Open(kind, make(number), asyncio.get_running_loop().create_future())
         self._board.wake(node)
         try:

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from ...engine.client import Client
-from ...engine.errors import LimitExceeded, NotFound, Stale, StokerError, UsageError
+from ...engine.errors import LimitExceeded, NotFound, Stale, StokerError, Unreachable, UsageError
 from ...engine.logfile import Place, read_log
 from ...engine.protocol import LAST_LOG, LOG, LastLog, LogPiece, LogRequest
 from ..lease.rundir import RunDir
@@ -74,7 +74,11 @@ class LogSender(threading.Thread):
 
     def _answer(self, request: LogRequest) -> None:
         try:
-            self._client.post_raw(LOG, msgspec.json.encode(self._piece(request)), timeout=_TIMEOUT)
+            piece = msgspec.json.encode(self._piece(request))
+            try:
+                self._client.post_raw(LOG, piece, timeout=_TIMEOUT)
+            except Unreachable:  # once more, as a connection may have been lost that nobody used; the daemon takes it once
+                self._client.post_raw(LOG, piece, timeout=_TIMEOUT)
         except StokerError as error:  # the client gets no answer, is told so, and asks again
             log.warning("a piece of the log of job %d was not sent: %s", request.job, error)
         except Exception:

@@ -183,7 +183,16 @@ _COLUMNS = {
     "held_out": Param("", "a file of held-out samples; '': a fifth of each class of the data"),
 }
 _TEXT_LIBRARIES = ("safetensors", "tokenizers", "transformers")
-_SEED = Param(0, "of the data order, initial weights and dropout", low=0, high=2**31)
+
+
+def _paced(steps: int) -> dict[str, Param]:
+    """What all recipes have."""
+    return {
+        "eval_every": Param(steps, "steps between evaluations; 0: at the end only", low=0),
+        "checkpoint_every": Param(steps, "steps between checkpoints; 0: at the end only", low=0),
+        "seed": Param(0, "of the data order, initial weights and dropout", low=0, high=2**31),
+    }
+
 
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
@@ -210,9 +219,7 @@ RECIPES: dict[str, Recipe] = {
                 "max_tokens": Param(32, "longer texts are cut", low=4, high=512),
                 "limit": Param(0, "training samples used; 0: all", low=0),
                 "eval_limit": Param(200, "held-out samples on which the accuracy is measured", low=1),
-                "eval_every": Param(25, "steps between evaluations; 0: at the end only", low=0),
-                "checkpoint_every": Param(25, "steps between checkpoints; 0: at the end only", low=0),
-                "seed": _SEED,
+                **_paced(25),
             },
             _TEXT_LIBRARIES,
             answers=True,
@@ -233,9 +240,7 @@ RECIPES: dict[str, Recipe] = {
                 "lr": Param(1e-3, "peak learning rate; about 5e-5 when all layers are trained", low=0.0, high=1.0),
                 "batch_size": Param(16, "samples of a step", low=1),
                 "eval_limit": Param(200, "held-out samples on which the accuracy is measured", low=1),
-                "eval_every": Param(25, "steps between evaluations; 0: at the end only", low=0),
-                "checkpoint_every": Param(25, "steps between checkpoints; 0: at the end only", low=0),
-                "seed": _SEED,
+                **_paced(25),
             },
             ("safetensors", "transformers", "PIL"),
             texts=False,
@@ -249,9 +254,7 @@ RECIPES: dict[str, Recipe] = {
                 "lr": Param(2e-3, "peak learning rate", low=0.0, high=1.0),
                 "batch_size": Param(64, "samples of a step", low=1),
                 "channels": Param(16, "of the first convolution", low=1, high=1024),
-                "eval_every": Param(50, "steps between evaluations; 0: at the end only", low=0),
-                "checkpoint_every": Param(50, "steps between checkpoints; 0: at the end only", low=0),
-                "seed": _SEED,
+                **_paced(50),
             },
             answers=True,
         ),
@@ -267,9 +270,7 @@ RECIPES: dict[str, Recipe] = {
                 "augment": Param(True, "whether images are turned, shifted and partly erased"),
                 "epochs": Param(10, "passes' worth of steps, unless the job says 'stop'", low=1),
                 "side": Param(128, "pixels of an image in its file: what decoding costs", low=28, high=1024),
-                "eval_every": Param(62, "steps between evaluations; 0: at the end only", low=0),
-                "checkpoint_every": Param(62, "steps between checkpoints; 0: at the end only", low=0),
-                "seed": _SEED,
+                **_paced(62),
             },
             ("PIL",),
         ),
@@ -284,9 +285,7 @@ RECIPES: dict[str, Recipe] = {
                 "lr": Param(0.02, "learning rate of Adagrad", low=0.0, high=10.0),
                 "batch_size": Param(256, "samples of a step", low=1),
                 "epochs": Param(2, "passes' worth of steps, unless the job says 'stop'", low=1),
-                "eval_every": Param(100, "steps between evaluations; 0: at the end only", low=0),
-                "checkpoint_every": Param(100, "steps between checkpoints; 0: at the end only", low=0),
-                "seed": _SEED,
+                **_paced(100),
             },
         ),
         Recipe(
@@ -313,9 +312,7 @@ RECIPES: dict[str, Recipe] = {
                 "balance": Param(True, "whether as many samples of each class are used"),
                 "score_samples": Param(16, "samples on which a prompt of the bank is scored", low=1, high=1024),
                 "eval_limit": Param(60, "held-out samples on which the accuracy is measured", low=1),
-                "eval_every": Param(10, "steps between evaluations; 0: at the end only", low=0),
-                "checkpoint_every": Param(10, "steps between checkpoints; 0: at the end only", low=0),
-                "seed": _SEED,
+                **_paced(10),
             },
             _TEXT_LIBRARIES,
             kind="prompt",
@@ -342,9 +339,7 @@ RECIPES: dict[str, Recipe] = {
                 "clip": Param(1.0, "largest norm of the gradient; 0: none, so that swapped parts are stepped one by one", low=0.0),
                 "batch_size": Param(2, "samples of a batch", low=1),
                 "eval_limit": Param(32, "held-out samples on which loss and perplexity are measured", low=1),
-                "eval_every": Param(50, "steps between evaluations; 0: at the end only", low=0),
-                "checkpoint_every": Param(50, "steps between checkpoints; 0: at the end only", low=0),
-                "seed": _SEED,
+                **_paced(50),
             },
             _TEXT_LIBRARIES,
             answers=True,
@@ -362,9 +357,7 @@ RECIPES: dict[str, Recipe] = {
                 "load_ms": Param(0.0, "pause in the loader before each batch", low=0.0),
                 "eval_ms": Param(0.0, "pause in each evaluation", low=0.0),
                 "build_ms": Param(0.0, "pause before training begins", low=0.0),
-                "eval_every": Param(50, "steps between evaluations; 0: at the end only", low=0),
-                "checkpoint_every": Param(50, "steps between checkpoints; 0: at the end only", low=0),
-                "seed": _SEED,
+                **_paced(50),
             },
             answers=True,
         ),

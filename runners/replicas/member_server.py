@@ -36,6 +36,10 @@ class _Ask(msgspec.Struct, frozen=True, kw_only=True):
     patience: float = 0.0  #: seconds that it waits for that
 
 
+# Made here, as msgspec crashes where several threads are the first to decode a type.
+_STATUS, _ASKED = msgspec.json.Decoder(Status), msgspec.json.Decoder(_Ask)
+
+
 class MemberServer:
     """Answers the others. ``status`` tells how things are now."""
 
@@ -76,7 +80,7 @@ class MemberServer:
         self._server.server_close()
 
     def _answer(self, handler: socketserver.StreamRequestHandler) -> None:
-        asked = msgspec.json.decode(handler.rfile.readline(_LONGEST), type=_Ask)
+        asked = _ASKED.decode(handler.rfile.readline(_LONGEST))
         if asked.group != self._group:  # of a group whose member had this port before
             return
         state = None
@@ -122,7 +126,7 @@ def _asked(address: str, asked: _Ask, patience: float) -> tuple[Status, bytes] |
         with socket.create_connection((host.strip("[]"), int(port)), patience) as connection, connection.makefile("rwb") as file:
             file.write(msgspec.json.encode(asked) + b"\n")
             file.flush()
-            status = msgspec.json.decode(file.readline(_LONGEST), type=Status)
+            status = _STATUS.decode(file.readline(_LONGEST))
             return status, file.read(status.trained) if status.trained else b""
     except (OSError, ValueError, msgspec.DecodeError):
         return None

@@ -60,8 +60,11 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.encode(self).decode()
 
 
+_MEMBER = msgspec.json.Decoder(Member)  # made here, as msgspec crashes where several threads are the first to decode a type
+
+
 def decoded(text: str) -> Member:
-    return msgspec.json.decode(text, type=Member)
+    return _MEMBER.decode(text)
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ from stoker.engine.spec.reading.blocks import BLOCKS, _kinds
 from stoker.engine.spec.reading.job_fields import NAMES
 from stoker.engine.spec.reading.loading import PLATEAU
 from stoker.engine.spec.reading.params import SHELL
-from stoker.engine.spec.reading.units import format_clock, format_duration, format_size
+from stoker.engine.spec.reading.units import EARLIEST, LATEST, format_duration, format_size
 
 
 def dump(specs: Sequence[JobSpec]) -> str:
@@ -41,6 +42,11 @@ def _name(spec: JobSpec) -> str:
     if spec.replicas is not None:
         return base_name(spec.name)
     return spec.name[:-1].replace("[", "-") if TASK.fullmatch(spec.name) else spec.name
+
+
+def format_clock(ts: float) -> str:
+    """ISO time in UTC to the millisecond, which `clock` reads as the same number; of what is no date the nearest one."""
+    return datetime.fromtimestamp(min(max(ts, EARLIEST), LATEST), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _demand(demand: Demand) -> dict[str, Any]:

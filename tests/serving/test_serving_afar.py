@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import threading
@@ -14,6 +15,7 @@ import msgspec
 import pytest
 from e2e import Jobs, command, runner_afar, until
 from stoker.engine.api.jobs.model_requests import asked_through
+from stoker.engine.client import Client
 from stoker.engine.errors import LimitExceeded, StokerError, Unreachable, UsageError
 from stoker.engine.fleet.remote_requests import LOGS, MESSAGES, RemoteRequests
 from stoker.engine.home import Home
@@ -179,9 +181,9 @@ def afar(start_daemon: Any, tmp_path: Path) -> Iterator[Jobs]:
 
 @pytest.mark.slow
 def test_a_server_of_another_host_isasked_through_its_runner(afar: Jobs, home: Home) -> None:
-    def ask(*requests: Any, timeout: float = 30.0) -> list[dict[str, Any]]:
+    def ask(*requests: Any, timeout: float = 30.0, client: Client = afar.client) -> list[dict[str, Any]]:
         path, said = f"/v1/jobs/slow/ask?timeout={timeout}", {"requests": list(requests)}
-        answers: list[dict[str, Any]] = afar.client.post(path, said, timeout=timeout + 30.0)["answers"]
+        answers: list[dict[str, Any]] = client.post(path, said, timeout=timeout + 30.0)["answers"]
         return answers
 
     until(lambda: ask("a") == [{"answer": "a"}])
@@ -197,15 +199,20 @@ def test_a_server_of_another_host_isasked_through_its_runner(afar: Jobs, home: H
     failed: list[str] = []
 
     def in_flight() -> None:
-        try:
-            ask(500.0, timeout=500.0)  # it is killed before
-        except StokerError as error:
-            failed.append(str(error))
+        with contextlib.closing(Client(afar.client.home, afar.client.url, afar.client.token)) as own:
+            try:
+                ask("raise", 500.0, timeout=500.0, client=own)  # it is killed before
+            except StokerError as error:
+                failed.append(str(error))
 
-    thread = threading.Thread(target=in_flight)
+    def failures() -> int:
+        return str(afar.client.get("/v1/jobs/slow/logs", lines=500)["text"]).count("a request failed so")
+
+    until(lambda: afar.sql("SELECT 1 FROM latency_now"))  # before: while it computes it tells nothing
+    before, thread = failures(), threading.Thread(target=in_flight, daemon=True)
     thread.start()
     supervisor = afar.sql("SELECT pid FROM workers WHERE state = 'running'")[0][0]
-    until(lambda: afar.sql("SELECT 1 FROM latency_now") and thread.is_alive())
+    until(lambda: failures() > before)
     os.kill(processes.descendants(int(supervisor), processes.table())[0].pid, signal.SIGKILL)
     thread.join(30)
     assert failed and "slow ended before it answered" in failed[0]

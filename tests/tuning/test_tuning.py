@@ -430,7 +430,7 @@ def test_every_controller_takes_a_stage_that_only_holds_data(name: str) -> None:
     [
         ("rates", {}, "did you mean 'rate'?"),
         ("zzz", {}, "there are unoptimised, fixed"),
-        ("rate", {"headrom": 0.1}, "rate: unknown option 'headrom'; did you mean 'headroom'?"),
+        ("rate", {"headrom": 0.1}, "rate: unknown option 'headrom' (did you mean 'headroom'?)"),
         ("rate", {"headroom": 3.0}, "rate: headroom must be within 0.0 and 1.0, not 3.0"),
         ("rate", {"patience": 2.5}, "rate: patience is a whole number, not 2.5"),
         ("rate", {"gain": "much"}, "rate: gain is a number, not 'much'"),

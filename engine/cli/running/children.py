@@ -6,7 +6,7 @@ import os
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  #: seconds before a restart; doubles with each failure in a row
 STEADY_SECONDS = 60.0  #: a child that has lived so long begins anew with the first pause
@@ -22,7 +22,6 @@ class Child:
     started: float = 0.0
     pause: float = FIRST_PAUSE
     restart_at: float | None = None
-    restarts: int = field(default=0)
 
     def start(self) -> None:
         # A group of its own: a Ctrl-C of the terminal reaches us alone, and we end the children in order.
@@ -48,7 +47,6 @@ class Child:
             self.pause = FIRST_PAUSE
         pause, self.pause = self.pause, min(self.pause * 2, LONGEST_PAUSE)
         self.restart_at = time.monotonic() + pause
-        self.restarts += 1
         return pause
 
     def restart_if_due(self) -> bool:

@@ -124,7 +124,6 @@ class Supervisor:
     """Keeps the daemon and its runner running until it is told to end, or the daemon is shut down."""
 
     def __init__(self, app: App, daemon: Child, runner: Child | None) -> None:
-        self.app = app
         self.daemon = daemon
         self.runner = runner
         self.client = _local(app)

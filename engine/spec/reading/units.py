@@ -140,8 +140,3 @@ def clock(text: str, forms: str = TIME_FORMS) -> float:
         if round(again, 3) != ts:
             raise ValueError(f"{text!r} comes twice, as clocks are put back then: give it with an offset, or UTC with a Z")
     return ts
-
-
-def format_clock(ts: float) -> str:
-    """ISO time in UTC to the millisecond, which `clock` reads as the same number; of what is no date the nearest one."""
-    return datetime.fromtimestamp(min(max(ts, EARLIEST), LATEST), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

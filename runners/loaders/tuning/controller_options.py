@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ....engine.errors import UsageError
+from ....engine.errors import UsageError, nearest
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -26,9 +25,9 @@ def make(kind: type[Options], values: Mapping[str, Any], owner: str) -> Options:
     fields = {field.name: field for field in dataclasses.fields(kind)}
     for key in values:
         if key not in fields:
-            near = difflib.get_close_matches(key, fields, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(fields) or 'no options'}"
-            raise UsageError(f"{owner}: unknown option {key!r}; {hint}")
+            raise UsageError(
+                f"{owner}: unknown option {key!r}{nearest(key, fields) or '; it takes ' + (', '.join(fields) or 'no options')}"
+            )
     return kind(**{key: _checked(fields[key], value, owner) for key, value in values.items()})
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from typing import Any, NamedTuple
 
-from ....engine.errors import UsageError
+from ....engine.errors import UsageError, nearest
 from . import controller_options as options
 from .controller import Controller
 
@@ -31,9 +30,7 @@ NAMES = tuple(CONTROLLERS)
 def load(name: str) -> Any:
     """The class of a controller; UsageError names the nearest name."""
     if name not in CONTROLLERS:
-        near = difflib.get_close_matches(name, CONTROLLERS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(CONTROLLERS)}"
-        raise UsageError(f"controller: none is named {name!r}; {hint}")
+        raise UsageError(f"controller: none is named {name!r}{nearest(name, CONTROLLERS) or '; there are ' + ', '.join(CONTROLLERS)}")
     entry = CONTROLLERS[name]
     return getattr(importlib.import_module(f".controllers.{entry.module}", __package__), entry.attribute)
 
