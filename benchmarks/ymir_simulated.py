@@ -131,7 +131,7 @@ class Bench:
             transfers=Transfers(ratios),
         )  # fmt: skip
         starts = measured.start + measured.ending  # neither is shorter for who begins with an adapter
-        options = Options(costs=Costs(cold_start=starts, warm_start=starts, resume=starts), limits=LIMITS)
+        options = Options(costs=Costs(cold_start=starts, warm_start=starts, resume=starts, handover=starts), limits=LIMITS)
         took = simulate(workload, Cluster((SLOTS,)), registry.create("ymir", {}), options).fates.ended - workload.submitted
         return np.asarray(took[len(taught) :])
 

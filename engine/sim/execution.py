@@ -11,7 +11,7 @@ from ...policies.contract import EXCLUSIVE, PACKED, SWITCHED, Gpus, Phase
 from ...policies.placement.cells import Free
 from ..scheduling.guards import Start
 from .agenda import Agenda, EventKind
-from .merging import HANDOVER, Merging
+from .merging import Merging
 from .results.recorder import Recorder
 from .run_options import Costs
 from .table import Job, Table
@@ -53,7 +53,7 @@ class Training:
         self.merging.part(number)
         if not profile:
             if self.merging.goes_on(begin_from, gpus):
-                cost = min(cost, HANDOVER)
+                cost = min(cost, self._costs.handover)
             self.merging.begin(job, begin_from)
             self.merging.join(job, joint)
         if profile:

@@ -14,7 +14,6 @@ from .agenda import Agenda, EventKind
 from .results.recorder import Recorder
 from .table import Job, Table
 
-HANDOVER = 5.0  #: seconds from the end of a job until another goes on in its process, on its GPUs: only data and a head are loaded
 _LEAST = 1e-6  #: share of its work that is left to a job that has nothing to learn
 
 

@@ -36,6 +36,7 @@ class Costs:
     pause: float = 0.0  #: from when one of a higher priority wants its turn until the other has given it
     failures_per_gpu_hour: float = 0.0  #: mean failures of a running job per GPU-hour
     commit: float = 0.0  #: from a decision until it is in force; what happens meanwhile is decided on after that
+    handover: float = 5.0  #: at most, of a start in the process of a job that has just ended there: it loads its data and a head
 
 
 #: Costs of suspension and resumption as they were measured, to be asked for by name.

@@ -24,7 +24,7 @@ from ...engine.errors import StokerError, UsageError
 from ...engine.protocol import ReplicaGroup
 from ..train.batches import Interrupted
 from .member_server import MemberServer, Status, ask_all, fetch
-from .membership import Decision, Member, decide, decoded, farthest, newest
+from .membership import Decision, Member, decide, decoded, farthest, newest, same_state
 
 log = logging.getLogger(__name__)
 
@@ -431,7 +431,7 @@ class Group:
         until = time.monotonic() + 2 * self.settings.quorum_timeout
         while time.monotonic() < until and not self._stop():
             answers = ask_all(self._others(), self.settings.group, _ASK)
-            if all(one.finished or (one.member.step == self.me.step and one.lighthouse != self._own) for one in answers):
+            if all(one.finished or (same_state(one.member, self.me) and one.lighthouse != self._own) for one in answers):
                 return
             time.sleep(_POLL)
 

@@ -521,7 +521,12 @@ def test_recipes_run_in_workers(tmp_path: Path, more: dict[str, Any], argv: str)
     ]
 
 
-@pytest.mark.parametrize("gpus", [("n1/cpu0",), pytest.param(("n1/cpu0", "n1/cpu1"), marks=pytest.mark.slow)], ids=["alone", "gang"])
+@pytest.mark.parametrize(
+    "gpus",
+    # By day a gang's command is seen to have -P, above.
+    [("n1/cpu0",), pytest.param(("n1/cpu0", "n1/cpu1"), marks=[pytest.mark.slow, pytest.mark.nightly])],
+    ids=["alone", "gang"],
+)
 def test_modules_beside_the_users_code_do_not_stand_in_for_pythons_own(tmp_path: Path, gpus: tuple[str, ...]) -> None:
     """Alone and in a gang; the entrypoint's own module is still found there, as its complaint shows."""
     (tmp_path / "random.py").write_text("raise SystemExit('the wrong random')\n")

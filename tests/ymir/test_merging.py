@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from scripted import Scripted, Timetable, run
-from stoker.engine.sim.merging import HANDOVER
 from stoker.engine.sim.run_options import Costs
 from stoker.engine.sim.simulation_error import SimulationError
 from stoker.engine.sim.workload import Workload, make_workload
@@ -51,7 +50,7 @@ def test_a_job_has_less_to_do_from_the_weights_of_one_that_has_ended() -> None:
 
 def test_who_goes_on_where_the_other_has_ended_does_not_start_anew() -> None:
     work, costs = jobs(("a", 0, 100), ("b", 0, 80)), Costs(cold_start=30.0, warm_start=30.0)
-    assert ends(work, {0: {0: (0,)}, 130: {1: Allocation((0,), begin_from=0)}}, costs=costs) == [130, 130 + HANDOVER + 20]
+    assert ends(work, {0: {0: (0,)}, 130: {1: Allocation((0,), begin_from=0)}}, costs=costs) == [130, 130 + costs.handover + 20]
     assert ends(work, {0: {0: (0,)}, 130: {1: Allocation((1,), begin_from=0)}}, costs=costs) == [130, 180]
     assert ends(work, {0: {0: (0,)}, 131: {1: Allocation((0,), begin_from=0)}}, costs=costs) == [130, 181]
 
