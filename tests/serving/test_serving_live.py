@@ -123,7 +123,7 @@ def test_it_is_asked_by_command_and_by_http(stand: Stand, tmp_path: Path) -> Non
         "slow serves until it is cancelled: leave out --wait"
         in stand.cli("submit", "--kind", "infer", "--recipe", "toy", "--name", "slow", "--wait").line
     )
-    argv = [sys.executable, "-m", "stoker.engine.cli.main", "--home", str(stand.home.path), "ask", "slow", "--file", "-", "--json"]
+    argv = [sys.executable, "-m", "stoker", "--home", str(stand.home.path), "ask", "slow", "--file", "-", "--json"]
     piped = subprocess.run(argv, input="x\n", capture_output=True, text=True, check=True)
     assert json.loads(piped.stdout) == [{"line": 1, "answer": "x"}]
     for arguments, words in (
