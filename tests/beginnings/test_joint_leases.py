@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 from one_runner import Host
-from stoker.engine.errors import UsageError
+from stoker.engine.errors import NotFound, UsageError
 from stoker.engine.jobs.begin_from import LEAST_JOINT_GAIN
 from stoker.engine.jobs.control import Control, control
 from stoker.engine.jobs.leases import Grant, LeaseStop, grant, stop
@@ -260,6 +260,8 @@ def test_a_spec_that_cannot_be_is_told_in_one_line(fields, problem):
 def test_jobs_that_wait_for_each_other_are_refused(host):
     with pytest.raises(UsageError, match="merge: a: job b does not say merge: transfer"):
         send(host, merged("a", "job:b"), merged("b", "job:a"))
+    with pytest.raises(NotFound, match="merge: a is to train its first steps together with job 'a', and there is no such job before it"):
+        send(host, merged("a", "job:a"))
 
 
 def test_who_waits_for_the_end_of_the_other_cannot_train_together_with_it(host):
