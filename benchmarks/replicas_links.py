@@ -10,12 +10,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
-
-from common import progress
 
 PORT = 29_500
 HERE = Path(__file__)
@@ -69,28 +67,6 @@ def run(link: float, count: int, **what: Any) -> list[Any]:
             if process.returncode:
                 raise SystemExit(f"over a link of {link:g} Mbit/s: {errors[-2000:]}")
         return [json.loads(out.splitlines()[-1]) for out, _ in answers]
-
-
-def tables(model: Any, links: Sequence[float], members: Sequence[int], payload: float) -> dict[str, list[dict[str, Any]]]:
-    from replicas_pipelines import ACCUMULATE, SCHEDULES, STAGES, bytes_a_second, ring, seconds
-
-    limited = [link for link in links if link]
-    steps, sums = [], []
-    for link in limited:
-        for name, schedule in SCHEDULES.items():
-            orders = schedule(4 * ACCUMULATE)
-            progress(f"{name} at {link:g} Mbit/s")
-            parts = [[stage.forward, stage.backward] for stage in model.stages]
-            found = run(link, STAGES, do="stage", parts=parts, orders=orders, size=model.activations)
-            real, expected = found[0], seconds(model.stages, orders, model.activations / bytes_a_second(link))
-            steps.append({"schedule": name, "Mbit/s": link, "s": real, "emulated / real": expected / real})
-        for count in members:
-            progress(f"a sum by {count} at {link:g} Mbit/s")
-            real = max(run(link, count, do="sum", size=int(payload * 1e6)))
-            sums.append(
-                {"members": count, "Mbit/s": link, "MB": payload, "s": real, "emulated / real": ring(payload * 1e6, count, link) / real}
-            )
-    return {f"Real links: {model.name}, computing is emulated": steps, "Real links: a sum by gloo": sums}
 
 
 # ---- one process ----

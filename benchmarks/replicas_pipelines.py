@@ -28,6 +28,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
+import replicas_links
 from common import arguments, machine, progress, show
 from stoker.engine.errors import UsageError
 from stoker.runners.device.metered import BANDWIDTH
@@ -222,6 +223,27 @@ def global_batches(model: Model, link: float, gpus: int, adam: float) -> dict[st
     return row
 
 
+def over_real_links(model: Model, links: Sequence[float], members: Sequence[int], payload: float) -> dict[str, list[dict[str, Any]]]:
+    """The third part: what the other two have worked out, in real processes."""
+    limited = [link for link in links if link]
+    steps, sums = [], []
+    for link in limited:
+        for name, schedule in SCHEDULES.items():
+            orders = schedule(4 * ACCUMULATE)
+            progress(f"{name} at {link:g} Mbit/s")
+            parts = [[stage.forward, stage.backward] for stage in model.stages]
+            found = replicas_links.run(link, STAGES, do="stage", parts=parts, orders=orders, size=model.activations)
+            real, expected = found[0], seconds(model.stages, orders, model.activations / bytes_a_second(link))
+            steps.append({"schedule": name, "Mbit/s": link, "s": real, "emulated / real": expected / real})
+        for count in members:
+            progress(f"a sum by {count} at {link:g} Mbit/s")
+            real = max(replicas_links.run(link, count, do="sum", size=int(payload * 1e6)))
+            sums.append(
+                {"members": count, "Mbit/s": link, "MB": payload, "s": real, "emulated / real": ring(payload * 1e6, count, link) / real}
+            )
+    return {f"Real links: {model.name}, computing is emulated": steps, "Real links: a sum by gloo": sums}
+
+
 def adam_seconds() -> float:
     """Of AdamW a parameter, on this host, measured."""
     import torch
@@ -265,9 +287,7 @@ def main(given: Sequence[str] | None = None) -> None:
         ),
     }
     if asked.real:
-        import replicas_links
-
-        tables |= replicas_links.tables(models[0], asked.links, asked.real, asked.payload)
+        tables |= over_real_links(models[0], asked.links, asked.real, asked.payload)
     show(asked, began, tables)
 
 

@@ -352,8 +352,16 @@ class Group:
         self._cut |= {one.lease: one.address for one in others if one.lease not in answered}
 
     def _dissolve(self) -> None:
-        if self._process_group is not None:
-            self._process_group.abort(errored=False)
+        """Break the group's connections: others may be in a sum, and wait there for what comes through this member.
+
+        gloo has no call for that, and a sum that is still held keeps them open. But a receive that takes too long closes all of them.
+        """
+        group = self._process_group
+        for peer in range(group.size() if group is not None else 0):
+            with contextlib.suppress(RuntimeError):  # of itself, or of a peer that has gone
+                group.recv([torch.empty(1)], peer, 0).wait(timedelta(milliseconds=1))
+        if group is not None:
+            group.abort(errored=False)
         self._process_group = self._formed = None
 
     def start(self, tensor: torch.Tensor, decision: Decision) -> Any:
