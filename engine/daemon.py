@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+import msgspec
 import uvicorn
 
 from .api.app import application
@@ -169,6 +170,14 @@ def only_one(home: Home) -> Iterator[Lock]:
         yield Lock(file)
 
 
+def make_types_ready() -> None:
+    """Let msgspec (0.22) look at all messages before there are threads: where two are the first to read a type, it crashes the process."""
+    kinds = msgspec.Struct.__subclasses__()
+    for kind in kinds:  # which grows
+        msgspec.json.Decoder(kind)
+        kinds += kind.__subclasses__()
+
+
 def run(
     home: Home,
     tcp: tuple[str, int] | None = None,
@@ -179,6 +188,7 @@ def run(
 ) -> int:
     """Serve until stopped; the exit code. Raises StokerError when it cannot start."""
     sys.setswitchinterval(SWITCH_INTERVAL)
+    make_types_ready()
     home.create()
     with only_one(home) as lock:
         try:

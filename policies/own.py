@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 _DIGITS = 12  #: of a digest, as people compare them
+_OURS = __name__.partition(".")[0]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -64,7 +65,9 @@ def _import(module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ValueError(f"policy: cannot import {module!r} ({error}); put it on PYTHONPATH, for a pool on the daemon's") from error
+        ours = (error.name or "").partition(".")[0] == _OURS  # it builds on a part of another version
+        hint = "see docs/writing-a-policy.md" if ours else "put it on PYTHONPATH, for a pool on the daemon's"
+        raise ValueError(f"policy: cannot import {module!r} ({error}); {hint}") from error
     except (Exception, SystemExit) as error:  # it is anybody's code
         raise ValueError(f"policy: {module!r} fails when it is imported: {words(error)}") from error
 
@@ -94,7 +97,7 @@ class _Place:
     def of(cls, module: str) -> _Place | None:
         """None: it cannot be found, is not written in Python, or is a part of Stoker."""
         top = module.partition(".")[0]
-        spec = None if top == __name__.partition(".")[0] else _find(top)
+        spec = None if top == _OURS else _find(top)
         folder = _folder(spec) if spec else None
         if folder is None:
             return None
@@ -108,7 +111,8 @@ class _Place:
         return {name: found[name] for name, spec in specs.items() if spec and _is_source(spec) and _folder(spec) == self.folder}
 
     def _has(self, name: str) -> bool:
-        return self.top in ("", name.partition(".")[0])
+        top = name.partition(".")[0]
+        return self.top in ("", top) and top != _OURS  # a tree of Stoker may stand beside it
 
 
 _known: dict[tuple[Path, str], _Place] = {}

@@ -504,6 +504,12 @@ JOIN duckdb_columns() c ON c.table_oid = v.view_oid AND c.table_name = v.view_na
 WHERE v.database_name = current_database() AND NOT v.internal AND NOT v.temporary
 ORDER BY v.view_name, c.column_index
 
+-- name: waiting_partners
+-- For jobs ($1) those that wait to train their first steps together with them, and whether a plan has chosen that.
+SELECT j.begin_after, j.id, j.spec ->> '$.merge' = 'transfer' AS planned
+FROM jobs j JOIN dependencies d ON d.job_id = j.id AND d.needs = j.begin_after
+WHERE j.begin_after IN (SELECT unnest($1::BIGINT[])) AND j.begins = 'joint' AND j.finished_at IS NULL AND NOT d.met
+
 -- name: weight_sources
 -- Jobs with whose weights others would begin: what they train, where they stand, and whether they have saved a checkpoint, and left an adapter.
 SELECT j.id, j.spec, j.state, EXISTS (FROM progress p WHERE p.job_id = j.id AND p.checkpoint_step IS NOT NULL) AS saved,

@@ -265,7 +265,10 @@ def command(
     argv = [sys.executable, "-m", "stoker.engine.cli.main", "--home", str(home.path), *arguments]
     with tempfile.NamedTemporaryFile() as out, tempfile.NamedTemporaryFile() as err:
         process = forked.start(argv, Path(out.name), env or os.environ, errors=Path(err.name), cwd=cwd)
-        code = process.wait(timeout)
+        try:
+            code = process.wait(timeout)
+        finally:
+            process.kill()
         return Said(code, *(Path(file.name).read_text() for file in (out, err)))
 
 
@@ -273,7 +276,10 @@ def refused(home: Home, *arguments: str) -> Said:
     """A daemon that does not start: its exit code and what it said."""
     with tempfile.NamedTemporaryFile() as log:
         process = forked.start([*daemon_command(), "--home", str(home.path), *arguments], Path(log.name), os.environ)
-        return Said(process.wait(patient(120)), "", Path(log.name).read_text())
+        try:
+            return Said(process.wait(patient(120)), "", Path(log.name).read_text())
+        finally:
+            process.kill()  # one that has started
 
 
 class Jobs:

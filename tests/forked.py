@@ -147,7 +147,7 @@ def _become(request: dict[str, Any]) -> object:
 
 
 def _leave(work: Callable[[], object]) -> NoReturn:
-    """Python would free all that was imported, which takes longer than to end a daemon. No thread of its is left: `daemon.run`."""
+    """Python would free all that was imported, which takes longer than to end a daemon. It waits for threads all the same."""
     try:
         code = work()
     except SystemExit as left:
@@ -156,6 +156,7 @@ def _leave(work: Callable[[], object]) -> NoReturn:
         traceback.print_exc()
         code = 1
     assert code is None or isinstance(code, int), code
+    threading._shutdown()  # type: ignore[attr-defined]
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

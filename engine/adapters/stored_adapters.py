@@ -165,7 +165,8 @@ def keep(tx: Transaction, begun: Sequence[tuple[int, Begun]], left: Sequence[tup
     told: dict[int, dict[str, Any]] = {}
     lost: dict[int, dict[int, str]] = defaultdict(dict)
     for job, one in begun:
-        told[job] = {"job_id": job, "source": one.source, "labels": one.labels, "same_data": one.same_data, "state": one.state,
+        source = None if one.state == "cold" else one.source  # else a job with which it can't train together
+        told[job] = {"job_id": job, "source": source, "labels": one.labels, "same_data": one.same_data, "state": one.state,
                      "expected": one.expected, "step": one.step, "cost": one.cost, "why": one.why, "decided_at": tx.now}  # fmt: skip
         lost[job].update(one.damaged)
     tx.update("beginnings", ["job_id"], list(told.values()))

@@ -181,7 +181,11 @@ class Board:
 
 def _given(spec: str) -> dict[str, Any]:
     """A spec without the fields that it leaves open: a runner of a former version would refuse one that it does not know."""
-    return {name: value for name, value in json.loads(spec).items() if value is not None}
+    return {name: value if name == "params" else _without_null(value) for name, value in json.loads(spec).items() if value is not None}
+
+
+def _without_null(value: Any) -> Any:
+    return {name: _without_null(inner) for name, inner in value.items() if inner is not None} if isinstance(value, dict) else value
 
 
 def _built_alike(spec: dict[str, Any], trained: Mapping[str, Any]) -> dict[str, Any]:

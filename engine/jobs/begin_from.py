@@ -152,10 +152,12 @@ def trained_together(tx: Transaction, told: Sequence[tuple[int, Begun]]) -> None
     leases = {job: rest for job, *rest in tx.execute("joint_leases", jobs)} if jobs else {}
     rows: dict[int, dict[str, Any]] = {}
     waited: dict[int, int] = {}
+    over: list[int] = []
     for job, one in told:
         partner, ours, theirs, waits = leases.get(job, (None, "", "", False))
         if partner is None or one.source != partner:
             continue
+        over.append(job)
         both = {"same_data": False, "expected": None, "state": one.state, "step": one.step, "decided_at": tx.now}
         if one.state == JOINT:
             data = data_of(msgspec.json.decode(ours, type=JobSpec))
@@ -168,17 +170,23 @@ def trained_together(tx: Transaction, told: Sequence[tuple[int, Begun]]) -> None
     tx.upsert("beginnings", ["job_id"], list(rows.values()))
     tx.update("jobs", ["id"], [{"id": job, "begins": JOINT, "begin_after": first} for job, first in waited.items()])
     _let_go(tx, waited)
+    late = tx.execute("waiting_partners", over) if over else []
+    apart(tx, {partner: (job, "has done its first steps without it") for job, partner, _ in late})
+
+
+def first_held(tx: Transaction, jobs: Sequence[int]) -> None:
+    """Jobs that people hold, for who knows how long: those with which a plan, and not they themselves, would train others go on alone."""
+    waiting = tx.execute("waiting_partners", list(jobs)) if jobs else []
+    apart(tx, {partner: (job, "is held, so they do not train together") for job, partner, planned in waiting if planned})
 
 
 def apart(tx: Transaction, wanted: Mapping[int, tuple[int, str]]) -> None:
-    """Jobs whose first steps together with another one took their lease down, with that one and why: both train alone from now on."""
-    rows = []
-    for job, (partner, why) in wanted.items():
-        ((_, _, text, _),) = tx.execute("owners_and_specs", [partner])
-        words = f"job {job} {why}"[:MOST_WORDS]
-        rows.append(cold(msgspec.json.decode(text, type=JobSpec), partner, words, tx.now))
+    """Jobs with which others were to train their first steps, and will not: with that other one, and why."""
+    texts = {job: text for job, _, text, _ in tx.execute("owners_and_specs", list(wanted))} if wanted else {}
+    specs = {job: msgspec.json.decode(text, type=JobSpec) for job, text in texts.items()}
+    rows = [cold(specs[job], job, f"job {first} {why}"[:MOST_WORDS], tx.now) for job, (first, why) in wanted.items()]
     tx.upsert("beginnings", ["job_id"], rows)
-    _let_go(tx, {partner: job for job, (partner, _) in wanted.items()})
+    _let_go(tx, {job: first for job, (first, _) in wanted.items()})
 
 
 def _let_go(tx: Transaction, waited: Mapping[int, int]) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from ..errors import StokerError
 from ..spec.model import SERVES
 from ..store.transaction import Transaction
+from .begin_from import first_held
 from .leases import LeaseStop, stop
 from .moves import Move, move
 from .owners import require_own
@@ -75,6 +76,7 @@ def _hold(tx: Transaction, jobs: Sequence[Job], request: Control) -> dict[int, s
     stop(tx, [LeaseStop(job["lease_id"], "held", request.user) for job in fresh if job["lease_id"] is not None])
     pending = [job["id"] for job in fresh if job["lease_id"] is None and job["state"] == State.PENDING]
     move(tx, [Move(job, State.SUBMITTED, f"held by {request.user}", request.user) for job in pending])
+    first_held(tx, [job["id"] for job in fresh])
     return messages | {job["id"]: _held(job) for job in fresh}
 
 

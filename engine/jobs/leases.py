@@ -207,7 +207,7 @@ def end(tx: Transaction, ends: Mapping[int, End]) -> None:
         reason = _reached(spec, lease) if verdict.state is State.COMPLETED else verdict.reason
         moves.append(Move(lease["job_id"], verdict.state, reason, "daemon", lease["id"], changes))
         if verdict.apart:
-            parted[lease["job_id"]] = lease["joint"], verdict.reason
+            parted[lease["joint"]] = lease["job_id"], verdict.reason
         if verdict.alone:
             alone.append({"id": lease["job_id"], "share": EXCLUSIVE})
             tx.event("job.share", "daemon", job=lease["job_id"], lease=lease["id"], after=EXCLUSIVE, reason=verdict.reason)

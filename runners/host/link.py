@@ -46,6 +46,8 @@ FATAL_ERRORS = (Stale, NotFound, Unauthorized)
 #: at registration also: another protocol, a forbidden name or GPU, or an endpoint that is not proved to be the daemon
 REFUSALS = (*FATAL_ERRORS, UsageError, Conflict, LimitExceeded, Untrusted)
 
+# Made here, as msgspec crashes where several threads are the first to decode a type.
+_WELCOME, _ASSIGNMENTS, _ACK = msgspec.json.Decoder(Welcome), msgspec.json.Decoder(Assignments), msgspec.json.Decoder(Ack)
 _TIMEOUT = 10.0  #: seconds to wait for an answer that is not a long poll
 _RECORDS = 20_000  #: in one report
 _GATHER = 1.0  #: seconds between reports that have nothing but records
@@ -82,7 +84,7 @@ def greet(client: Client, hello: Callable[[], Hello], wait: Callable[[float], bo
     while True:
         try:
             answer = client.post_raw(HELLO, msgspec.json.encode(hello()), timeout=_TIMEOUT)
-            return msgspec.json.decode(answer, type=Welcome)
+            return _WELCOME.decode(answer)
         except REFUSALS:
             raise
         except StokerError as error:
@@ -133,7 +135,7 @@ class Poller(threading.Thread):
                 sent = boot_clock()
                 content = self._client.post_raw(POLL, msgspec.json.encode(poll), timeout=wait + _TIMEOUT)
                 self._heard(sent)
-                answer = msgspec.json.decode(content, type=Assignments)
+                answer = _ASSIGNMENTS.decode(content)
             except FATAL_ERRORS as error:
                 self._deliver(None, error)
                 return
@@ -190,7 +192,7 @@ class Outbox:
     def ask(self) -> Assignments:
         """The leases that the daemon wants now. What is asked beside them is the poller's, which is told of it too."""
         poll = Poll(node=self._node, session=self._session, version=-1, wait=0.0, sends_logs=True, hands_on=True)
-        return msgspec.json.decode(self._client.post_raw(POLL, msgspec.json.encode(poll), timeout=_TIMEOUT), type=Assignments)
+        return _ASSIGNMENTS.decode(self._client.post_raw(POLL, msgspec.json.encode(poll), timeout=_TIMEOUT))
 
     def flush(self, runs: Iterable[Run], left: bool = False) -> bool:
         """Send all news; returns whether the daemon has taken everything that there is now."""
@@ -203,7 +205,7 @@ class Outbox:
             sent = boot_clock()
             content = self._client.post_raw(REPORT, msgspec.json.encode(report), timeout=_TIMEOUT)
             self._heard(sent)
-            ack = msgspec.json.decode(content, type=Ack)
+            ack = _ACK.decode(content)
         except FATAL_ERRORS:
             raise
         except StokerError as error:

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 
-from ..lease.rundir import PREEMPTED_EXIT
+from ..lease.rundir import ENV_RUN_DIR, PREEMPTED_EXIT
 
 CRASHED_GRACE = 3  #: seconds until the ranks beside one that crashed are killed: they wait for it in a collective
 
@@ -25,7 +25,7 @@ def main() -> None:
     gc.enable()
     _end_soon_after_a_crash()
     try:
-        launch(sys.argv[1:])
+        launch(["--log-dir", f"{os.environ[ENV_RUN_DIR]}/launcher", *sys.argv[1:]])  # else it leaves a folder in /tmp
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
         _leave(failure.exitcode)

@@ -85,7 +85,10 @@ def _read() -> tuple[JobSpec, Assignment]:
 
 @contextmanager
 def _imports() -> Iterator[None]:
-    """What they make stays. To look for garbage among it, then and while the job trains, takes a fifth of the start."""
+    """What they make stays. To look for garbage among it, then and while the job trains, takes a fifth of the start.
+
+    Before any code of the user's: what is there by then is never looked at again, be it garbage or an open file.
+    """
     gc.disable()
     try:
         yield
@@ -125,7 +128,7 @@ def _train(spec: JobSpec, assignment: Assignment) -> int:
 def _trained(assignment: Assignment, spec: JobSpec, ranks: Ranks) -> int:
     """The exit code of a job's part in this lease: of a server, a replica, a training or a profiling run."""
     with _imports():
-        from ..train import rng
+        from ..train import rng, trainer  # noqa: F401
         from ..train.batches import Interrupted
         from .ranks import any_rank
 
@@ -163,8 +166,7 @@ def _trained(assignment: Assignment, spec: JobSpec, ranks: Ranks) -> int:
 
 def _has_trained(task: Task, assignment: Assignment, spec: JobSpec, ranks: Ranks, begin_from: Path | None) -> bool:
     """Train up to the end, or measure steps; False: asked to stop before. Nothing may keep the trainer until the group is left."""
-    with _imports():
-        from ..train.trainer import Trainer
+    from ..train.trainer import Trainer
 
     checkpoints = script.checkpoint_dir()
     loading: dict[str, Any] = {"reuse": spec.reuse, "pipeline": spec.pipeline}
@@ -368,6 +370,7 @@ def _keep_operators() -> None:
 
 def _write_out() -> None:
     """Write what Python files still hold, text before bytes; what packs, as gzip does, is closed in between, for its end is yet to come."""
+    gc.unfreeze()  # else a file stays unknown that was open when the user's code froze what there was
     found = [one for one in gc.get_objects() if isinstance(one, io.IOBase)]
     texts = [one for one in found if isinstance(one, io.TextIOWrapper)]
     plain = [one for one in found if isinstance(one, io.BufferedWriter | io.BufferedRandom)]

@@ -141,6 +141,38 @@ def test_who_is_cancelled_while_another_trains_with_it_is_told_nothing(host, una
     assert host.rows("SELECT job_id FROM beginnings") == [(1,)] and states(host)[2] == "cancelled"
 
 
+@pytest.mark.parametrize("how", ["runs", "was lost"])
+def test_who_is_held_by_its_user_is_waited_for_no_longer_unless_the_other_one_names_it(how, host, unasked):
+    send(host, merged("amazon"), merged("movies"), merged("bens"), merged("nyt", "job:bens"))
+    assert together(host, 1, 2)[0] == "applied"
+    host.runs(1)
+    if how == "was lost":
+        host.ends(1, "lost")
+    host.store.write(control, Control("hold", (1, 3), "ann"))
+    assert states(host)[2] == "pending" and states(host)[4] == "submitted"
+    starts(host, 2) if how == "was lost" else host.tick({2: Allocation((1,))})
+    assert host.rows("SELECT state, why FROM beginnings WHERE job_id = 2") == [("cold", "job 1 is held, so they do not train together")]
+    assert together(host, 1, 2)[0] == "invalid"
+
+
+def test_one_job_has_first_steps_with_one_other_and_nobody_else_waits_for_them(host):
+    send(host, merged("amazon", begin="auto"), merged("movies", "job:amazon"), merged("nyt", "job:amazon"), merged("bens", "job:amazon"))
+    host.store.write(control, Control("hold", (4,), "ann"))
+    starts(host, 1)
+    tells(host, 1, begun=trained(3))  # which is not so
+    assert set(states(host).values()) == {"running", "submitted"}
+    tells(host, 1, begun=trained(2, "cold", step=0, why="does not train together with job 2: they differ in x"))
+    assert states(host) == {1: "running", 2: "pending", 3: "pending", 4: "submitted"}
+    assert host.rows("SELECT job_id, source, state, why FROM beginnings ORDER BY job_id") == [
+        (1, None, "cold", "does not train together with job 2: they differ in x"),
+        (2, None, "cold", "job 1 does not train together with job 2: they differ in x"),
+        (3, None, "cold", "job 1 has done its first steps without it"),
+        (4, None, "cold", "job 1 has done its first steps without it"),
+    ]
+    host.store.write(control, Control("release", (4,), "ann"))
+    assert states(host)[4] == "pending"
+
+
 def test_whose_plan_came_to_nothing_begins_as_its_spec_says(host, unasked):
     ran(host, send(host, job("old", data="old"))[0]["id"])
     send(host, merged("amazon"), merged("movies", begin="auto"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import threading
 import time
 
@@ -526,3 +528,24 @@ def test_processes_are_known_by_pid_and_start():
 def test_every_error_has_an_exit_code_of_its_own():
     codes = {name: kind.exit_code for name, kind in KINDS.items()}
     assert len(set(codes.values())) == len(codes) and codes.pop("error") == 1 and all(code > 1 for code in codes.values())
+
+
+def test_no_message_is_looked_at_first_while_there_are_threads():
+    program = """
+import sys, msgspec
+from stoker.engine import daemon
+looked = []
+sys.setprofile(lambda frame, event, arg: looked.append(frame) if "msgspec" in frame.f_code.co_filename else None)
+daemon.make_types_ready()
+assert looked
+looked.clear()
+kinds = msgspec.Struct.__subclasses__()
+for kind in kinds:
+    kinds += kind.__subclasses__()
+    try:
+        msgspec.json.decode(b"{}", type=kind)
+    except msgspec.ValidationError:
+        pass
+assert len(kinds) > 100 and not looked
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import shutil
 import socket
 import subprocess
@@ -91,10 +92,11 @@ def test_a_runner_that_sends_no_logs_is_told_of(start_daemon, home: Home) -> Non
     )  # fmt: skip
     session = msgspec.json.decode(client.post_raw("/v1/runner/hello", msgspec.json.encode(hello)))["session"]
     jobs = Jobs(client)
-    job = jobs.shell("job", "true")
+    job = jobs.shell("job", "true", params={"of": None})
     poll = {"node": "old", "session": session, "version": -1, "wait": 5.0}
     (lease,) = until(lambda: client.post("/v1/runner/poll", poll)["leases"])
-    assert None not in lease["spec"].values(), "it refuses a field that is younger than it, though nothing was given for it"
+    assert lease["spec"].pop("params") == {"of": None}, "which the job is called with"
+    assert "null" not in json.dumps(lease["spec"]), "it refuses a field that is younger than it, though nothing was given for it"
     run_dir = f"/far/jobs/{job}/run-{lease['lease']}"
     update = {"lease": lease["lease"], "state": "starting", "ts": 1.0, "run_dir": run_dir}
     client.post("/v1/runner/report", {"node": "old", "session": session, "workers": [update]})

@@ -335,12 +335,15 @@ def test_gang_is_stopped_at_its_ranks(shim: Any, tmp_path: Path) -> None:
         "sys.exit(75)\n"
     )
     gang = ("-m", "stoker.runners.worker.gang", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2", str(rank))
-    run = shim(sys.executable, *gang, env={"OMP_NUM_THREADS": "1"})
+    (tmp_path / "temporary").mkdir()
+    env = {"OMP_NUM_THREADS": "1", "STOKER_RUN_DIR": str(tmp_path / "run"), "TMPDIR": str(tmp_path / "temporary")}
+    run = shim(sys.executable, *gang, env=env)
     run.says("rank 0 ready")
     run.says("rank 1 ready")
     run.stop()
     end = run.end()
     assert (end["outcome"], end["exit_code"], end["killed_after_grace"]) == ("stopped", 75, False)
+    assert list((tmp_path / "temporary").iterdir()) == [], "nobody would ever remove it"
     run.says("rank 0 signalled")
     run.says("rank 1 signalled")
 

@@ -180,7 +180,7 @@ def afar(start_daemon: Any, tmp_path: Path) -> Iterator[Jobs]:
 
 
 @pytest.mark.slow
-def test_a_server_of_another_host_isasked_through_its_runner(afar: Jobs, home: Home) -> None:
+def test_a_server_of_another_host_is_asked_through_its_runner(afar: Jobs, home: Home) -> None:
     def ask(*requests: Any, timeout: float = 30.0, client: Client = afar.client) -> list[dict[str, Any]]:
         path, said = f"/v1/jobs/slow/ask?timeout={timeout}", {"requests": list(requests)}
         answers: list[dict[str, Any]] = client.post(path, said, timeout=timeout + 30.0)["answers"]

@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -121,8 +123,9 @@ def test_it_is_asked_by_command_and_by_http(stand: Stand, tmp_path: Path) -> Non
         "slow serves until it is cancelled: leave out --wait"
         in stand.cli("submit", "--kind", "infer", "--recipe", "toy", "--name", "slow", "--wait").line
     )
-    asked = stand.cli("ask", "slow", "--file", "-", "--json", input="x\n")
-    assert json.loads(asked.out) == [{"line": 1, "answer": "x"}]
+    argv = [sys.executable, "-m", "stoker", "--home", str(stand.home.path), "ask", "slow", "--file", "-", "--json"]
+    piped = subprocess.run(argv, input="x\n", capture_output=True, text=True, check=True)
+    assert json.loads(piped.stdout) == [{"line": 1, "answer": "x"}]
     for arguments, words in (
         (("ask", "slow", "--file", str(tmp_path / "none")), "none: No such file or directory"),
         (("ask", "slow", "raise"), "ValueError: not this one"),

@@ -530,6 +530,6 @@ def test_the_whole_survives_a_kill(daemon: DaemonProcess, client: Client) -> Non
     fresh = daemon.start()
     assert load_trace("kept", lambda: fresh) == make_trace("kept", 50)
     assert "lost" not in names(fresh)
-    with pytest.raises(NotFound, match="import again"):
+    with pytest.raises(NotFound, match="send all again"):
         fresh.post_raw(f"/v1/traces/uploads/{begun['upload']}?offset=3", msgspec.json.encode(lost.jobs[3:]))
     assert send_trace(fresh, lost)["existing"] is False

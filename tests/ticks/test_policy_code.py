@@ -108,6 +108,7 @@ def test_an_edit_is_loaded_when_that_is_asked_for(folder: Folder) -> None:
         ("mine", "class Never:\n    def plan(self", "fails when it is imported: SyntaxError: '(' was never closed"),
         ("mine", "class Never:\n    name = 'never'\n    Config = None", "is no policy: it lacks plan"),
         ("mine", "import nowhere_at_all", "cannot import"),
+        ("mine", "import stoker.policies.nowhere", "(No module named 'stoker.policies.nowhere'); see docs/writing-a-policy.md"),
         ("mine", "raise SystemExit(3)", "fails when it is imported: SystemExit: 3"),
         ("words_of_mine", "WHY = 1 / 0", "fails when it is imported: ZeroDivisionError"),
         ("words_of_mine", "WHY = ", "fails when it is imported: SyntaxError: invalid syntax"),
@@ -163,6 +164,12 @@ def test_modules_that_others_have_imported_and_installed_neighbours_stay(tmp_pat
     registry._loaded.pop(made.name)
     for name in ("ours", *again.modules, "neighbour_of_ours"):
         sys.modules.pop(name, None)
+
+
+def test_a_tree_of_stoker_in_the_folder_of_a_policy_is_no_part_of_it() -> None:
+    """Else what a policy or the daemon imports late would be loaded anew, and its classes be others than those in use."""
+    beside = own._Place(Path(own.__file__).parents[2], "", frozenset())
+    assert [name for name in beside.loaded() if name.startswith("stoker")] == []
 
 
 def test_ours_have_no_code_of_their_own() -> None:

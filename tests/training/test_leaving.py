@@ -10,7 +10,7 @@ import pytest
 from waiting import patient
 
 USER = """
-import atexit, os, threading, time
+import atexit, gc, os, threading, time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import torch
@@ -18,6 +18,8 @@ from stoker.runners.training import Task
 
 idle = ThreadPoolExecutor(1)
 left_open = open("unflushed.txt", "w") if os.environ["OPEN"] == "1" else None
+gc.freeze()
+gc.disable()
 
 class Data:
     def __len__(self):
@@ -30,6 +32,7 @@ def slow():
     Path("thread.txt").write_text("to its end")
 
 def loss(model, batch):
+    assert not gc.isenabled()
     idle.submit(int).result()
     if left_open:
         left_open.write("all of it")

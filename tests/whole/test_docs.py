@@ -15,6 +15,7 @@ import msgspec
 import pytest
 import yaml
 from stoker.engine.cli.main import EXIT_CODES, cli
+from stoker.engine.cli.running import demo
 from stoker.engine.config import HOOK_EVENTS, Config, Hook
 from stoker.engine.jobs.states import TRANSITIONS
 from stoker.engine.scheduling import policy_errors
@@ -216,6 +217,13 @@ def test_job_specs_are_accepted(name: str, block: str) -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)
 def test_example_files_are_accepted(path: Path) -> None:
     assert load_text(path.read_text(), path.name, Context(now=time.time(), cwd=path.parent, recipes=RECIPES))
+
+
+@pytest.mark.parametrize("name", ["demo.yaml", "demo_urgent.yaml"])
+def test_the_demo_submits_its_jobs_from_where_their_scripts_are(name: str) -> None:
+    jobs = load_text((demo.HERE / name).read_text(), name, Context(now=time.time(), cwd=demo.SCRIPTS, recipes=RECIPES))
+    scripts = [Path(job.workdir or "", word) for job in jobs for word in job.command or () if word.endswith(".py")]
+    assert all(path.is_file() for path in scripts) and bool(scripts) == (name == "demo.yaml")
 
 
 def test_the_tour_submits_the_example_that_it_shows() -> None:

@@ -23,7 +23,7 @@ from ..command import App, Command, examples, pass_app
 from ..output import Answer, Column, console, json_option, note, print_facts, print_table
 
 HERE = Path(__file__).parent
-SCRIPTS = HERE.parent.parent / "examples"
+SCRIPTS = HERE.parents[2] / "examples"
 TIME_LIMIT = 600.0  #: seconds after which the demo gives up
 FINAL = ("completed", "failed", "cancelled")
 

@@ -1,4 +1,4 @@
-"""The fields of a job as people write them: each with its reader: from a node to a value of the JobSpec."""
+"""The fields of a job as people write them, each with its reader: from a node to a value of the JobSpec."""
 
 from __future__ import annotations
 
