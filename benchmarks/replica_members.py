@@ -25,7 +25,6 @@ import msgspec
 from stoker.engine.protocol import Assignment, Replica, ReplicaGroup
 from stoker.engine.spec.model import JobSpec, Replicas, Stop
 from stoker.runners.lease.rundir import ENV_CHECKPOINTS, ENV_RUN_DIR, REPLICAS, write_atomically
-from stoker.runners.network.addresses import free_port
 
 HERE = Path(__file__).parent
 PATIENCE = float(os.environ.get("STOKER_TEST_PATIENCE", "1"))
@@ -38,8 +37,12 @@ class Member:
     index: int
     lease: int
     directory: Path
-    address: str
+    kept: socket.socket  #: bound to its port, so that nobody else is given it until it listens there
     pid: int = 0
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.kept.getsockname()[1]}"
 
     @property
     def log(self) -> str:
@@ -59,6 +62,14 @@ class Member:
     def weights(self) -> str:
         """Digest of those it ended with."""
         return self.log.rpartition("; weights ")[2].split()[0]
+
+
+def kept_port() -> socket.socket:
+    """Of the kernel. Whoever asks for this very port, and lets others bind it too, can listen on it."""
+    found = socket.socket()
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    found.bind(("127.0.0.1", 0))
+    return found
 
 
 @dataclass
@@ -84,7 +95,7 @@ class World:
             self.leases += 1
             directory = self.home / f"{index}" / f"run-{self.leases}"
             directory.mkdir(parents=True)
-            fresh.append(Member(index, self.leases, directory, f"127.0.0.1:{free_port()}"))
+            fresh.append(Member(index, self.leases, directory, kept_port()))
         self.members += fresh
         self.tell()
         for member in fresh:
@@ -133,6 +144,7 @@ class World:
 
     def ended(self, member: Member) -> None:
         self.members.remove(member)
+        member.kept.close()
         self.tell()
 
     def wait(self, member: Member, seconds: float = 60.0) -> int:
@@ -173,6 +185,7 @@ def world(home: Path, spec: JobSpec) -> Iterator[World]:
     finally:
         for member in made.members:
             nursery().end(member.pid)
+            member.kept.close()
 
 
 # The process from which they are forked

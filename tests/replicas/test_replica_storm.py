@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("torchft", reason="the extra 'replicas' is not installed")
 import replicas
+from replica_members import PATIENCE
 
 
 @pytest.mark.nightly
@@ -18,4 +19,5 @@ def test_a_thousand_steps_under_kills_stops_and_pauses_count_each_sample_once_a_
     found = replicas.run_replicas(tmp_path, steps, members, storm)
     assert (found["wrong"], found["failed"]) == (0, 0)
     assert found["alike"] == found["ended"] >= 2
-    assert len(storm.times) == 40
+    assert len(storm.times) >= 35  # the last ones may come when all steps are done
+    assert found["recovery max"] < 40 * PATIENCE  # a member that is waited for in vain holds all others up for a minute
