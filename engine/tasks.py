@@ -49,6 +49,7 @@ class TaskState:
     failing: bool = False  #: its last run raised
     told_stuck: bool = False  #: that this run hangs is on record
     requested: bool = False  #: a wake-up is on its way
+    appointed: bool = False  #: it asked to run at a moment
     dirty: bool = False  #: something came while it ran: it runs once more
     trigger: BaseTrigger | None = None  #: of a schedule
     fired: float | None = None  #: when a schedule last ran, by the boot clock
@@ -98,9 +99,9 @@ class Tasks:
                 return
             self._tell_stuck(state)
             with self._lock:
-                refused = state.requested and state.running_since is None
-                state.requested = False
-            if refused:  # the wake-up came while the scheduler still counted the run before
+                refused = state.requested or state.appointed
+                state.requested = state.appointed = False
+            if refused:  # a wake-up or an appointment came while the run before was not over, or the scheduler still counted it
                 self.wake(state.name)
 
         self._scheduler.add_listener(heard, EVENT_JOB_MAX_INSTANCES | EVENT_JOB_MISSED)
@@ -203,6 +204,8 @@ class Tasks:
         wanted = self._now() + datetime.timedelta(seconds=min(max(moment - self._clock(), 0.0), FARTHEST_AHEAD))
         due = self.next_run(name)
         if due is not None and wanted.timestamp() < due:
+            with self._lock:
+                self._states[name].appointed = True
             self._scheduler.modify_job(name, next_run_time=wanted)
 
     def states(self) -> list[TaskState]:
@@ -215,7 +218,8 @@ class Tasks:
             if state.trigger is not None:
                 state.fired = boot_clock()
             with self._lock:
-                state.running_since, state.requested, state.dirty, state.told_stuck = began, False, False, False
+                state.running_since, state.told_stuck = began, False
+                state.requested = state.appointed = state.dirty = False
             try:
                 work()
                 state.failing = False

@@ -327,6 +327,22 @@ class TestTasks:
         tasks.stop()
         assert len(runs) == 2
 
+    def test_an_appointment_that_comes_before_the_run_is_over_is_kept(self):
+        runs = []
+        tasks = Tasks(lambda *_: None)
+
+        def work():
+            runs.append(1)
+            if len(runs) < 3:
+                tasks.wake_at("t", time.time())
+                time.sleep(0.2)
+
+        tasks.every("t", 3600.0, work)
+        tasks.start()
+        tasks.wake("t")
+        until(lambda: len(runs) == 3)
+        tasks.stop()
+
     def test_a_task_that_hangs_is_seen_and_the_others_go_on(self, monkeypatch):
         monkeypatch.setattr("stoker.engine.tasks.STUCK_AFTER", 1.0)
         heard, runs, go = [], [], threading.Event()
