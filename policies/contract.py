@@ -177,7 +177,8 @@ class View:
     transfers: Transfers | None = None  #: what jobs of some ``profiles`` gain from those of others; None: nothing is known
     ended: Mapping[int, int] = field(default_factory=dict)  #: row of ``profiles`` to the last job (id) of it that has ended at its target
     needs: Sequence[Need] = ()  #: see ``Jobs.need``
-    left: Mapping[int, int] = field(default_factory=dict)  #: all jobs (id) whose weights are there to begin with, to rows of ``profiles``
+    #: All jobs (id) whose weights are there to begin with, and as far as is known may help one of ``jobs``, to rows of ``profiles``.
+    left: Mapping[int, int] = field(default_factory=dict)
 
     def suits(self, row: int) -> Bools:
         """One a GPU: whether job ``row`` may have it, by its memory, as far as is known, and by its node."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import importlib.util
+import os
 import re
 import sys
 from importlib.machinery import ModuleSpec, SourceFileLoader
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 _DIGITS = 12  #: of a digest, as people compare them
 _OURS = __name__.partition(".")[0]
+_BYTECODE = sys.pycache_prefix
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ def load(name: str) -> Loaded:
     place = _Place.of(module)
     before = place.loaded() if place else {}
     _forget(before)
-    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # bytecode may be of another edit of the same second
+    sys.pycache_prefix = os.devnull  # bytecode, whoever wrote it, may be of another edit of the same second and size
     try:
         policy = _policy(name, _import(module), attribute)
     except BaseException:
@@ -51,7 +53,7 @@ def load(name: str) -> Loaded:
             _restore(before)
         raise
     finally:
-        sys.dont_write_bytecode = writes
+        sys.pycache_prefix = _BYTECODE
     sources = sorted((one, Path(str(module.__file__))) for one, module in (place.loaded() if place else {}).items())
     text = "".join(f"{one} {hashlib.sha256(path.read_bytes()).hexdigest()}\n" for one, path in sources)
     return Loaded(policy, hashlib.sha256(text.encode()).hexdigest()[:_DIGITS] if text else "", tuple(one for one, _ in sources))

@@ -53,7 +53,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     """The copy is loaded."""
 
 
-class StatementEnded(msgspec.Struct, frozen=True, tag=True):
+class StatementEnded(msgspec.Struct, frozen=True, tag="Ended"):  # as a daemon knows it under which the package was replaced
     """The process of a statement has ended, by this signal (0: by itself)."""
 
     id: int

@@ -152,12 +152,10 @@ def trained_together(tx: Transaction, told: Sequence[tuple[int, Begun]]) -> None
     leases = {job: rest for job, *rest in tx.execute("joint_leases", jobs)} if jobs else {}
     rows: dict[int, dict[str, Any]] = {}
     waited: dict[int, int] = {}
-    over: list[int] = []
     for job, one in told:
         partner, ours, theirs, waits = leases.get(job, (None, "", "", False))
         if partner is None or one.source != partner:
             continue
-        over.append(job)
         both = {"same_data": False, "expected": None, "state": one.state, "step": one.step, "decided_at": tx.now}
         if one.state == JOINT:
             data = data_of(msgspec.json.decode(ours, type=JobSpec))
@@ -170,8 +168,6 @@ def trained_together(tx: Transaction, told: Sequence[tuple[int, Begun]]) -> None
     tx.upsert("beginnings", ["job_id"], list(rows.values()))
     tx.update("jobs", ["id"], [{"id": job, "begins": JOINT, "begin_after": first} for job, first in waited.items()])
     _let_go(tx, waited)
-    late = tx.execute("waiting_partners", over) if over else []
-    apart(tx, {partner: (job, "has done its first steps without it") for job, partner, _ in late})
 
 
 def first_held(tx: Transaction, jobs: Sequence[int]) -> None:
@@ -197,7 +193,12 @@ def _let_go(tx: Transaction, waited: Mapping[int, int]) -> None:
 
 
 def first_saved(tx: Transaction, jobs: Sequence[int]) -> None:
-    """These have saved their first checkpoint: who waits for it, and for nothing else, may start."""
+    """These have saved their first checkpoint: who waits for it, and for nothing else, may start.
+
+    Who still waits to train its first steps together with one of them waits in vain: the first checkpoint that a job tells of comes after
+    those steps."""
+    late = tx.execute("waiting_partners", list(jobs)) if jobs else []
+    apart(tx, {partner: (job, "has done its first steps without it") for job, partner, _ in late})
     waiting = [row[0] for row in tx.execute("weight_waiters", list(jobs))] if jobs else []
     ready = tx.execute("ready", waiting) if waiting else []
     move(tx, [Move(job, State.PENDING, "there is a checkpoint with which it can begin", "daemon") for (job,) in ready])

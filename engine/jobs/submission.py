@@ -250,7 +250,7 @@ def _weights(tx: Transaction, fresh: Sequence[JobSpec], known: Mapping[str, int]
     for spec in fresh:
         if (word := spec.weights_job) is None:
             continue
-        found[spec.name], source = _source(tx, ("weights", "those"), spec, word, own, known, user, context)
+        found[spec.name], source = _source(tx, ("weights", "begin with those of"), spec, word, own, known, user, context)
         if (words := objection(spec, source)) is not None:
             raise UsageError(f"weights: {spec.name}: {words}")
     return found
@@ -271,7 +271,7 @@ def _begins(
         field, word = ("merge", spec.merge_job) if spec.merge_job is not None else ("begin", spec.begin_job)
         if word is None:
             continue
-        what = (field, "the adapter" if field == "begin" else "steps")
+        what = (field, "begin with the adapter of" if field == "begin" else "train its first steps together with")
         found[spec.name], source = _source(tx, what, spec, word, own, known, user, context)
         if field == "merge" and found[spec.name] in [target for target, _ in edges[spec.name]]:
             raise UsageError(f"merge: {spec.name}: 'after' names job {word} too, for whose end it would wait; remove one of them")
@@ -291,14 +291,14 @@ def _source(
     user: str,
     context: _Context,
 ) -> tuple[int | str, WeightSource]:
-    """The job that ``word`` means to a new one: its number, or its name where it is of the same request. ``what``: field, its thing."""
+    """The job that ``word`` means to a new one: its number, or its name where it is of the same request. ``what``: field, and in words."""
     if word in own and word != spec.name:
         return word, WeightSource(word, own[word], State.PENDING, saved=False, owner=own[word].user or user)
     jobs = (known[word],) if word in known else context.names.find(word, spec.user or user)
     if not jobs:
         near = nearest(word, own.keys() - {spec.name})
         before = " before it" if word == spec.name else ""
-        raise NotFound(f"{what[0]}: {spec.name} is to begin with {what[1]} of job {word!r}, and there is no such job{before}{near}")
+        raise NotFound(f"{what[0]}: {spec.name} is to {what[1]} job {word!r}, and there is no such job{before}{near}")
     if len(jobs) > 1:
         raise UsageError(f"{what[0]}: {word} is an array of {len(jobs)} tasks; name one of them, such as job:{word}[0]")
     if jobs[0] not in context.sources:

@@ -80,7 +80,7 @@ class _Read:
     slowdowns: Columns  #: slow-downs of pairs of these models
     gpus: Columns
     nodes: Columns
-    bank: Columns  #: ended jobs whose adapters are in the bank, by signature; {}: no job may begin with one
+    bank: Columns  #: ended jobs whose adapters are in the bank and may help some of these, by signature; {}: no job may begin with one
     gains: Columns  #: gains measured for beginnings with an adapter
     servers: Servers  #: empty where no GPU is in a backbone's pool
     ineligible: list[tuple[int, str, str]]
@@ -176,6 +176,10 @@ def _read(con: duckdb.DuckDBPyConnection, pool: str, now: float) -> _Read:
     lease_id, signature = ints(jobs["lease_id"]), ints(jobs["signature"])
     held_leases = lease_id[lease_id > 0]
     bank = fetch(con, "policy/bank_of_signatures") if jobs["begins"].any() else {}
+    gains = fetch(con, "policy/gains_of_signatures") if bank else {}
+    if bank:  # of a long history most is of no use to the jobs that are here, and what is known of pairs is a square of it
+        useful = np.concatenate([signature, ints(gains["source"])[np.isin(gains["job"], signature)]])
+        bank = {name: column[np.isin(bank["signature"], useful)] for name, column in bank.items()}
     signatures = np.concatenate([signature, ints(bank["signature"])]) if bank else signature
     speeds = fetch_of(con, "policy/speeds", np.unique(signatures[signatures > 0]))
     gpus, nodes = fetch(con, "policy/gpus", pool), fetch(con, "policy/nodes")
@@ -195,7 +199,7 @@ def _read(con: duckdb.DuckDBPyConnection, pool: str, now: float) -> _Read:
         nodes=nodes,
         servers=con.execute(parsed(con, "policy/fork_servers")).fetchall() if any(gpus["warm"]) else [],
         bank=bank,
-        gains=fetch(con, "policy/gains_of_signatures") if bank else {},
+        gains=gains,
         ineligible=[] if schedulable.all() else con.execute(parsed(con, "policy/ineligible"), [pool, now]).fetchall(),
         replicas=_saved_replicas(con, jobs, everything),
         unsaving=_unsaving(con, jobs, work, floats(nodes["leaves"])[nodes["state"] == "up"], now),

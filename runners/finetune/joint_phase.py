@@ -50,11 +50,13 @@ def train_together(
     stop: Stop,
     checkpoints: Path,
     ranks: Ranks,
+    *,
+    begins: bool = False,
 ) -> bool:
     """The phase, unless it is over, or cannot be. False: asked to stop, and everything is in a checkpoint.
 
-    ``build``: the partner's task; ``work``: what a batch does to the weights, see `Trainer`. What came of it is told to the daemon, also
-    where that was told before.
+    ``build``: the partner's task; ``work``: what a batch does to the weights, see `Trainer`; ``begins``: with the weights of another job,
+    of which a common training would keep nothing. What came of it is told to the daemon, also where that was told before.
     """
     folder = checkpoints / part_of(partner)
     found, state, own = Checkpoints(folder), known(checkpoints), Checkpoints(checkpoints).steps()
@@ -65,6 +67,8 @@ def train_together(
         return True
     if own or (state is not None and not together):
         return _apart(task, partner, "it had begun to train before")
+    if begins:
+        return _apart(task, partner, "a plan lets it begin with the weights of another job")
     if ranks.size > 1:
         return _apart(task, partner, "a gang trains with nobody together")
     total = task.steps(stop)

@@ -53,7 +53,7 @@ class Param:
             raise UsageError(f"params.{name}: {value!r} is too large; the most is {self.high:g}")
 
 
-_DIRECTORY = "a model's directory"
+_DIRECTORY = "OWNER/NAME of Hugging Face's, the path of a model's directory"
 _A = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 

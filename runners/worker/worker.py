@@ -182,11 +182,11 @@ def _has_trained(task: Task, assignment: Assignment, spec: JobSpec, ranks: Ranks
         from ..train.profiling_run import Profiling
 
         return Profiling(trainer(checkpoints, parts=spec.gpus_min)).run()
+    if assignment.joint is not None and not _first_steps_together(assignment.joint, task, spec, ranks, begins=begin_from is not None):
+        return False
     if task.leaves is not None and begin_from is None:
         from ..finetune.beginning import train
 
-        if assignment.joint is not None and not _first_steps_together(assignment.joint, task, spec, ranks):
-            return False
         return train(task, trainer, assignment.offers, assignment.curve, spec.stop, checkpoints, ranks)
     training = trainer(checkpoints, begin_from=begin_from)
     done = training.run()
@@ -197,8 +197,8 @@ def _has_trained(task: Task, assignment: Assignment, spec: JobSpec, ranks: Ranks
     return done
 
 
-def _first_steps_together(partner: Partner, task: Task, spec: JobSpec, ranks: Ranks) -> bool:
-    """False: asked to stop meanwhile."""
+def _first_steps_together(partner: Partner, task: Task, spec: JobSpec, ranks: Ranks, *, begins: bool) -> bool:
+    """``begins``: with the weights of another job. False: asked to stop meanwhile."""
     from ..finetune.joint_phase import train_together
     from ..train.batches import Interrupted
 
@@ -208,7 +208,8 @@ def _first_steps_together(partner: Partner, task: Task, spec: JobSpec, ranks: Ra
             return build(about)
 
     try:
-        return train_together(task, partner.job, other, lambda phase: _work(spec, phase, ranks), spec.stop, script.checkpoint_dir(), ranks)
+        folder = script.checkpoint_dir()
+        return train_together(task, partner.job, other, lambda phase: _work(spec, phase, ranks), spec.stop, folder, ranks, begins=begins)
     except Interrupted:
         return False
 

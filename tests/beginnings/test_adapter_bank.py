@@ -14,6 +14,7 @@ from stoker.engine.errors import NotFound, UsageError
 from stoker.engine.jobs.control import Control, control
 from stoker.engine.jobs.submission import SubmitRequest, submit
 from stoker.engine.protocol import Begun, LeftAdapter, Record, Records, Speed
+from stoker.engine.scheduling.view import snapshot
 from stoker.engine.spec.model import JobSpec, Provenance, Replicas, Stop, Submission
 from stoker.policies import registry
 from stoker.policies.contract import Allocation
@@ -257,6 +258,20 @@ def test_ymir_plans_by_what_was_measured_and_only_for_jobs_that_may_begin_so(sto
     assert decides(host, ended=False) == "applied"
     assert [offer.job for offer in offered(host).offers] == [5, 1]
     assert host.rows("SELECT source, expected FROM beginnings WHERE job_id = 6") == [(5, 2.0)]
+
+
+def test_a_policy_is_told_of_those_that_may_help_some_job_and_not_of_all_that_ever_ended(store):
+    host = measured(store)
+    send(host, job("nyt", data="nyt"))
+    starts(host, 4)
+    tells(host, 4, speed=Speed(compute=0.1, steps=10))
+    tells(host, 4, adapter=left())
+    host.ends(4)
+    send(host, job("more", "auto", data="movies", seed=2))
+    with store.read() as con:
+        view = snapshot(con, "default", time.time()).view
+    assert set(view.left) == {1, 2, 3} and {view.ended[row] for row in view.left.values()} == {1, 3}
+    assert len(view.profiles) == 2 and view.transfers.begin[view.left[1], view.left[3]] == 0.5
 
 
 def test_nobody_waits_for_what_another_users_job_will_leave(store):

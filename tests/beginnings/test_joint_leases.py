@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import msgspec
 import pytest
 from one_runner import Host
-from stoker.engine.errors import UsageError
+from stoker.engine.errors import NotFound, UsageError
 from stoker.engine.jobs.begin_from import LEAST_JOINT_GAIN
 from stoker.engine.jobs.control import Control, control
 from stoker.engine.jobs.leases import Grant, LeaseStop, grant, stop
-from stoker.engine.protocol import Begun
+from stoker.engine.protocol import Begun, Record, Records
 from stoker.engine.scheduling import ticks
 from stoker.engine.spec.check import require
 from stoker.engine.spec.model import Dependency, Reuse
@@ -155,22 +156,35 @@ def test_who_is_held_by_its_user_is_waited_for_no_longer_unless_the_other_one_na
     assert together(host, 1, 2)[0] == "invalid"
 
 
-def test_one_job_has_first_steps_with_one_other_and_nobody_else_waits_for_them(host):
+@pytest.mark.parametrize("at_once", [False, True])
+def test_one_job_has_first_steps_with_one_other_and_nobody_else_waits_for_them(at_once, host):
     send(host, merged("amazon", begin="auto"), merged("movies", "job:amazon"), merged("nyt", "job:amazon"), merged("bens", "job:amazon"))
     host.store.write(control, Control("hold", (4,), "ann"))
     starts(host, 1)
     tells(host, 1, begun=trained(3))  # which is not so
     assert set(states(host).values()) == {"running", "submitted"}
-    tells(host, 1, begun=trained(2, "cold", step=0, why="does not train together with job 2: they differ in x"))
+    tells.seq += 2
+    told = [
+        Record(seq=tells.seq - 1, ts=time.time(), step=0, begun=trained(2)),
+        Record(seq=tells.seq, ts=time.time(), step=25, checkpoint=25),
+    ]
+    for records in [told] if at_once else [told[:1], told[1:]]:
+        assert states(host)[3] == "submitted"
+        host.report(records=[Records(lease=host.lease(1), rank=0, records=records)])
     assert states(host) == {1: "running", 2: "pending", 3: "pending", 4: "submitted"}
     assert host.rows("SELECT job_id, source, state, why FROM beginnings ORDER BY job_id") == [
-        (1, None, "cold", "does not train together with job 2: they differ in x"),
-        (2, None, "cold", "job 1 does not train together with job 2: they differ in x"),
-        (3, None, "cold", "job 1 has done its first steps without it"),
-        (4, None, "cold", "job 1 has done its first steps without it"),
-    ]
+        (1, 2, "joint", f"{TOGETHER} 2"), (2, 1, "joint", f"{TOGETHER} 1"),
+        (3, None, "cold", "job 1 has done its first steps without it"), (4, None, "cold", "job 1 has done its first steps without it"),
+    ]  # fmt: skip
     host.store.write(control, Control("release", (4,), "ann"))
     assert states(host)[4] == "pending"
+
+
+def test_who_cannot_train_together_is_not_said_to_begin_with_the_other_one(host):
+    send(host, merged("amazon", begin="auto"), merged("movies", "job:amazon"))
+    starts(host, 1)
+    tells(host, 1, begun=trained(2, "cold", step=0, why="does not train together with job 2: they differ in x"))
+    assert host.rows("SELECT source, state FROM beginnings ORDER BY job_id") == [(None, "cold"), (None, "cold")]
 
 
 def test_whose_plan_came_to_nothing_begins_as_its_spec_says(host, unasked):
@@ -260,6 +274,8 @@ def test_a_spec_that_cannot_be_is_told_in_one_line(fields, problem):
 def test_jobs_that_wait_for_each_other_are_refused(host):
     with pytest.raises(UsageError, match="merge: a: job b does not say merge: transfer"):
         send(host, merged("a", "job:b"), merged("b", "job:a"))
+    with pytest.raises(NotFound, match="merge: a is to train its first steps together with job 'a', and there is no such job before it"):
+        send(host, merged("a", "job:a"))
 
 
 def test_who_waits_for_the_end_of_the_other_cannot_train_together_with_it(host):

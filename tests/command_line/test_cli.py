@@ -177,7 +177,7 @@ BAD: list[tuple[list[str], int, str]] = [
     (["submit"], 2, "nothing to run"),
     (["submit", "--"], 2, "nothing follows '--'"),
     (["swap", "plan", "job.yml", "--cap", "1MiB"], 3, "no such file"),
-    (["swap", "plan", "job.yml", "--cap", "0"], 2, "a cap of 0"),
+    (["swap", "plan", "job.yml", "--cap", "0"], 2, "must be at least one byte"),
     (["submit", "train.py"], 3, "stoker submit -- python train.py"),
     (["submit", "-g", "2", "train.py", "--lr", "1"], 2, "stoker submit -- python train.py --lr 1"),
     (["submit", str(Path(__file__)), "-v"], 2, "; a command and its options stand after '--': stoker submit -- python "),

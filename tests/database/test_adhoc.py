@@ -29,6 +29,7 @@ from hypothesis import strategies as st
 from stoker.engine.adhoc.desk import Desk, Question
 from stoker.engine.adhoc.replica import Replica
 from stoker.engine.adhoc.turns import MOST_WAITING, Turns
+from stoker.engine.adhoc.wire import Ask, Drop, Failed, Load, Ready, StatementEnded
 from stoker.engine.client import Client
 from stoker.engine.errors import LimitExceeded, StokerError, StoreError, Unreachable, UsageError
 from stoker.engine.home import Home
@@ -117,6 +118,12 @@ def attacked(template: Path) -> Iterator[Server]:
 
 def setting(number: int, by: str = "ann") -> dict[str, Any]:
     return {"id": number, "pool": "p", "policy": "x", "interval": 1.0, "config": "{}", "set_by": by, "ts": 1.0}
+
+
+def test_messages_keep_the_names_by_which_a_daemon_knows_them_that_has_run_for_long() -> None:
+    """Its next SQL process may be of a newer package."""
+    names = [kind.__struct_config__.tag for kind in (Load, Ask, Drop, Ready, StatementEnded, Failed)]
+    assert names == ["Load", "Ask", "Drop", "Ready", "Ended", "Failed"]
 
 
 def test_it_follows_each_commit_and_answers_with_the_last(server: Server) -> None:

@@ -104,7 +104,7 @@ def test_a_path_means_the_same_wherever_it_is_read(copied, tmp_path):
     [
         ("./here/lama", r"backbone: .*here/lama does not exist \(did you mean 'llama'\?\); give a directory with config.json"),
         ("./here/llama/config.json", r"backbone: .*config.json is a file, not a directory"),
-        ("smollm2", r"job.yaml:3: backbone: 'smollm2' is not one of smollm2-135m, tiny, none, a model's directory \(did you mean"),
+        ("smollm2", r"job.yaml:3: backbone: 'smollm2' is not one of smollm2-135m, tiny, none, OWNER/NAME of .*, the path .* \(did you"),
     ],
 )
 def test_what_is_not_there_is_said(backbone, line, copied, tmp_path):

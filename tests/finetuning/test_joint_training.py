@@ -173,6 +173,12 @@ def test_who_can_not_trains_alone_and_says_why(fields, stop, why, task, told, tm
     assert same(first.model.state_dict(), alone.model.state_dict())
 
 
+def test_who_is_to_begin_with_the_weights_of_another_one_says_that_nobody_need_wait(task, told, tmp_path):
+    assert joint_phase.train_together(task("mails"), 2, lambda: task("news"), lambda _: None, STOP, tmp_path / "a", ALONE, begins=True)
+    assert begun(told) == [("cold", 2, 0)] and "begin with the weights of another job" in told[0]["begun"]["why"]
+    assert not (tmp_path / "a").exists()
+
+
 def test_nothing_that_is_wrong_with_the_other_fails_the_first(task, told, tmp_path):
     def gone():
         raise FileNotFoundError(2, "No such file or directory", "/home/b/work")

@@ -97,7 +97,8 @@ def test_a_submission_is_checked_against_the_recipe(home, start_daemon, tmp_path
     said = command(home, "submit", str(tmp_path / "prompt.yaml"))
     assert (
         said.code == 2
-        and "backbone: 'smollm3-135m' is not one of smollm2-135m, tiny, a model's directory (did you mean 'smollm2-135m'?)" in said.err
+        and "backbone: 'smollm3-135m' is not one of smollm2-135m, tiny, OWNER/NAME of Hugging Face's, the path" in said.err
+        and "(did you mean 'smollm2-135m'?)" in said.err
     )
 
 

@@ -75,6 +75,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("--resume-per-gpu", "costs", "resume_per_gpu", "More of that for each GPU beyond the first."),
     Setting("--cold-start", "costs", "cold_start", "Before the first training on GPUs that are cold for the model."),
     Setting("--warm-start", "costs", "warm_start", "Before the first training on GPUs that are warm for it."),
+    Setting("--handover", "costs", "handover", "Before the first training in the process of a job that has just ended there, at most."),
     Setting("--checkpoint-interval", "costs", "checkpoint_interval", "A failure loses the work since the last checkpoint (0: nothing)."),
     Setting("--lost-on-suspend", "costs", "lost_on_suspend", "Work lost when a job is suspended."),
     Setting(
