@@ -82,6 +82,7 @@ class Group:
         self.lost = 0.0  #: seconds in which others were waited for, or an all-reduce had failed
         self.gaps = 0  #: times that the group had to form anew after it had taken a step
         self.finished = False  #: all steps are done
+        self.settled: set[int] = set()  #: leases that do not want the last state: they have it, or have left
         self._closed = False
         self.gives_way = False  #: it has left as it only kept its GPU from the group's checkpoint
         self._lighthouse = ""  #: in use
@@ -166,7 +167,7 @@ class Group:
             self._cut = {lease: address for lease, address in self._cut.items() if lease in living}
         self.tell(word=word, unreached=tuple(self._cut), leaving=self._stop())
         if word is not None and word.done:
-            raise Finished(self._final_state(ask_all(self._others(), self.settings.group, _ASK)))
+            raise Finished(self._final_state(self._ask_others()))
         if self._client is None:
             self._seek()
         if self._client is None:
@@ -178,6 +179,7 @@ class Group:
             self._lighthouse, self._client = "", None
             return Decision(verdict="wait", why=self._nobody)
         self.tell(word=newest((word, *(one.word for one in present))))  # else those of whom only others have heard were taken to have ended
+        self.settled.update(one.lease for one in present if one.leaving)
         decision = decide(self.me, present, self.settings.batch, self.settings.least)
         if decision.left and decision.members:
             self._leave_behind(decision)
@@ -196,7 +198,7 @@ class Group:
 
     def _seek(self) -> None:
         """Choose the lighthouse: that of the farthest member that trains, or else of the one with which a group begins."""
-        answers = ask_all(self._others(), self.settings.group, _ASK)
+        answers = self._ask_others()
         if any(status.finished for status in answers):
             raise Finished(self._final_state(answers))
         answers = [status for status in answers if not status.member.leaving]
@@ -230,6 +232,11 @@ class Group:
     def _others(self) -> list[str]:
         members = self.me.word.members if self.me.word is not None else []
         return [one.address for one in members if one.address and one.lease != self.me.lease]
+
+    def _ask_others(self) -> list[Status]:
+        answers = ask_all(self._others(), self.settings.group, _ASK)
+        self.settled.update(one.member.lease for one in answers if one.finished)
+        return answers
 
     def _name(self) -> str:
         return f"{self.me.index}.{self.me.lease}"
@@ -438,9 +445,13 @@ class Group:
         self._lighthouse, self._client = "", None
         until = time.monotonic() + 2 * self.settings.quorum_timeout
         while time.monotonic() < until and not self._stop():
-            answers = ask_all(self._others(), self.settings.group, _ASK)
-            if all(one.finished or (same_state(one.member, self.me) and one.lighthouse != self._own) for one in answers):
-                return
+            self.tell(word=newest((self._told(), self.me.word)))
+            for one in self._ask_others():
+                if same_state(one.member, self.me) and one.lighthouse != self._own:
+                    self.settled.add(one.member.lease)
+            members = self.me.word.members if self.me.word is not None else []
+            if self.settled.issuperset(one.lease for one in members if one.address and one.lease != self.me.lease):
+                return  # one that is silent may have stood still, and come back
             time.sleep(_POLL)
 
     def close(self) -> None:

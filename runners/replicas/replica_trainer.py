@@ -152,7 +152,10 @@ class ReplicaTrainer(Trainer):
             else:
                 self.group.failed(decision)
             return False
-        return len(decision.shares) == len(decision.members)
+        if len(decision.shares) < len(decision.members):
+            return False
+        self.group.settled.update(decision.leases)
+        return True
 
     def _take_step(self) -> None:
         decision = self._meet()

@@ -141,7 +141,7 @@ def test_who_is_newer_than_the_word_of_its_own_daemon_has_not_ended() -> None:
     group: Any = object.__new__(Group)
     group.settings = Settings(group=1, lease=1, index=1, host="", port=0, batch=BATCH, least=1)
     group._told, group._stop, group._seek = lambda: word(1, epoch=1), lambda: False, lambda: None
-    group._cut, group._client, group.me = {}, object(), member(1, 10, (1, 2, 3))
+    group._cut, group.settled, group._client, group.me = {}, set(), object(), member(1, 10, (1, 2, 3))
     newer = [member(lease, 10, (1, 2, 3), word(1, 2, 3, epoch=3)) for lease in (2, 3)]
     group._quorum = lambda: [group.me, *newer]
     assert group._met().verdict == "go"

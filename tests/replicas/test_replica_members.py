@@ -166,6 +166,17 @@ def test_a_member_that_stood_still_is_left_behind_and_copies_the_state(tmp_path:
         assert "copied the weights of task" in first.log
 
 
+def test_one_that_stood_still_as_the_others_finished_ends_with_their_state(tmp_path: Path) -> None:
+    with world(tmp_path, counting(least=3, pace=0.004, timeout=4.0)) as there:
+        first, second, third = there.start(0, 1, 2)
+        there.until_step(first, 3)
+        os.kill(third.pid, signal.SIGSTOP)
+        there.until_step(second, 40)
+        time.sleep(4.0)  # and they would end
+        os.kill(third.pid, signal.SIGCONT)
+        ended_alike(there, third, first, second)
+
+
 def deep(memory: Memory, steps: int, pace: float = 0.0) -> JobSpec:
     return msgspec.structs.replace(counting(least=2, most=2, steps=steps), entrypoint="counting:deep", params={"pace": pace}, memory=memory)
 
