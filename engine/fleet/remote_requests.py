@@ -1,4 +1,4 @@
-"""What is asked of runners on other hosts: told in the answers of their polls until they have taken it, and answered by them."""
+"""Requests to runners on other hosts: told in the answers of their polls until they have taken them, and answered by them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .board import Board
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """What may be asked."""
+class RequestKind:
+    """A kind of request, logs or messages."""
 
     field: str  #: of `Assignments`, in which it is told
     flag: str  #: of `Poll`, by which a runner says that it answers it
@@ -28,13 +28,13 @@ class Kind:
     again: bool  #: a runner that was started anew meanwhile is asked too: to do it twice costs nothing
 
 
-LOGS = Kind("logs", "sends_logs", LogPiece, 100, "readers of logs wait for", again=True)
-MESSAGES = Kind("asks", "hands_on", Asked, 64, "messages wait for servers of", again=False)
+LOGS = RequestKind("logs", "sends_logs", LogPiece, 100, "readers of logs wait for", again=True)
+MESSAGES = RequestKind("asks", "hands_on", Asked, 64, "messages wait for servers of", again=False)
 
 
 @dataclass(slots=True)
 class _Open:
-    kind: Kind
+    kind: RequestKind
     request: LogRequest | AskRequest
     answer: asyncio.Future[Any]
     told: int | None = None  #: the session of its runner that was told of it
@@ -48,7 +48,7 @@ class RemoteRequests:
         self._open: dict[str, dict[int, _Open]] = defaultdict(dict)
         self._newest = time.time_ns() // 1_000_000  # so that a runner has taken none of these numbers from an earlier daemon
 
-    async def ask(self, kind: Kind, node: str, make: Callable[[int], LogRequest | AskRequest]) -> Any:
+    async def ask(self, kind: RequestKind, node: str, make: Callable[[int], LogRequest | AskRequest]) -> Any:
         """The answer of a runner, None: it is of a version that answers no such requests. ``make`` gets the number of the request.
 
         Whoever calls sees to it that it does not wait for ever.

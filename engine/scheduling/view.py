@@ -88,9 +88,8 @@ class _Read:
     unsaving: dict[int, float]  #: expected end of each row that loses all its work when stopped, where a node leaves before that
     steps: dict[int, int]  #: step of each job's checkpoint, where it may be out of reach
     groups: dict[int, int]  #: group of each row that shares its input, where there is more than one node
-    replicas: list[
-        tuple[int, int, str, int, bool]
-    ]  #: of groups none of which trains so far: array, job, name, step of its checkpoint, has GPUs
+    #: of groups none of which trains so far: array, job, name, step of its checkpoint, has GPUs
+    replicas: list[tuple[int, int, str, int, bool]]
 
 
 def _within_places(found: Snapshot, seen: _Read) -> Snapshot:

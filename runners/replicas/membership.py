@@ -44,9 +44,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     last: tuple[int, ...] = ()  #: leases that took its last step
     done: Ranges = ()  #: of the next step, see `sample_ledger`
     tries: int = 0  #: all-reduces that have failed
-    doubts: tuple[
-        tuple[int, ...], ...
-    ] = ()  #: leases of each all-reduce of its next step that has failed here, not surely with all of them
+    #: leases of each all-reduce of its next step that has failed here, not surely with all of them
+    doubts: tuple[tuple[int, ...], ...] = ()
     seconds: float | None = None  #: that it computed for its newest step, None: not known
     store: str = ""  #: host:port of its store, over which the processes of a group meet
     own: str = ""  #: the lighthouse that it runs

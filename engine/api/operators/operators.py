@@ -55,7 +55,7 @@ async def metrics(call: Call) -> Response:
 
 async def status(call: Call) -> dict[str, Any]:
     daemon = call.daemon
-    told = await daemon.snapshots.ask(Kind.STATUS, "status", lambda: _standing(call), topics=("nodes", "leases"))
+    told = await daemon.snapshots.ask(Kind.STATUS, "status", lambda: _standing(call), topics=("nodes", "leases", "policy"))
     return {
         "version": __version__,
         "pid": os.getpid(),
@@ -89,7 +89,7 @@ async def _disk(call: Call) -> dict[str, Any]:
 
 
 def _standing(call: Call) -> dict[str, Any]:
-    """What of the status stands in the database and is not in memory: only changes of runners and leases change it."""
+    """What of the status stands in the database and is not in memory: only changes of runners, leases and policies change it."""
     store = call.daemon.store
     return {
         "database": {"path": str(store.path), "bytes": store.size, "schema": store.rows("api/schema_version")[0][0]},
