@@ -175,10 +175,15 @@ class View:
     #: None: of no pair.
     slowdowns: Floats | None = None
     transfers: Transfers | None = None  #: what jobs of some ``profiles`` gain from those of others; None: nothing is known
-    ended: Mapping[int, int] = field(default_factory=dict)  #: row of ``profiles`` to the last job (id) of it that has ended at its target
     needs: Sequence[Need] = ()  #: see ``Jobs.need``
-    #: All jobs (id) whose weights are there to begin with, and as far as is known may help one of ``jobs``, to rows of ``profiles``.
+    #: All jobs (id) whose weights are there to begin with, and as far as is known may help one of ``jobs``, to rows of ``profiles``;
+    #: of a row the newest one comes last.
     left: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def ended(self) -> Mapping[int, int]:
+        """Rows of ``profiles`` to the newest job (id) of each that is ``left``."""
+        return {row: job for job, row in self.left.items()}
 
     def suits(self, row: int) -> Bools:
         """One a GPU: whether job ``row`` may have it, by its memory, as far as is known, and by its node."""

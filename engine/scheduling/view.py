@@ -60,8 +60,7 @@ def snapshot(con: duckdb.DuckDBPyConnection, pool: str, now: float, overheads: O
     table = _jobs(jobs, seen.work, leases, divided, _rows_of_held(gpus.id, seen.held), seen.tiers, profile, overhead, now)
     slowdowns = slowdowns_of(seen.slowdowns, profiles, seen.gpus["product"])
     transfers, left = transfers_of(seen.bank, seen.gains, known)
-    ended = {row: job for job, row in left.items()}  # of each the newest, which comes last
-    view = View(now, pool, table, gpus, nodes, profiles, slowdowns=slowdowns, transfers=transfers, ended=ended, left=left)
+    view = View(now, pool, table, gpus, nodes, profiles, slowdowns=slowdowns, transfers=transfers, left=left)
     found = Snapshot(view, lease_id, leases.seconds("expires_at", np.inf), leases.floats("profile", 0.0) > 0, seen.ineligible)
     return _checkpoint_first(_within_places(found, seen), seen)
 

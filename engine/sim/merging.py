@@ -28,7 +28,6 @@ class Merging:
         self._together: dict[int, tuple[float, float, float]] = {}  #: of such pairs: work left to each as they began, and a ratio of paces
         self._joint: dict[int, Joint] = {}  #: jobs that train, or have trained, together with another: at that pace they go on to the end
         self._left: dict[int, tuple[float, tuple[int, ...]]] = {}  #: jobs that have ended: when, and on which GPUs
-        self.ended: dict[int, int] = {}  #: `View.ended`
         self.left: dict[int, int] = {}  #: `View.left`
 
     # From the weights of another
@@ -109,7 +108,6 @@ class Merging:
             return False
         number, now = job.number, self._agenda.now
         if self._profile[number] >= 0:
-            self.ended[self._profile[number]] = number
             self.left[number] = self._profile[number]
         self._left[number] = now, tuple(job.gpus)
         holder = next((one for one, partner in self._partner.items() if partner == number), None)

@@ -329,7 +329,7 @@ class Simulation:
         work = self.workload
         view = View(
             self.now, "default", jobs, self._gpus(), self.nodes, work.profiles, service, self.free, self.memory, slowdowns=work.slowdowns,
-            transfers=work.transfers, ended=self.training.merging.ended, needs=self.needs, left=self.training.merging.left,
+            transfers=work.transfers, needs=self.needs, left=self.training.merging.left,
         )  # fmt: skip
         if not self.limited:
             return view

@@ -62,6 +62,7 @@ class Groups:
         self._places = {self._row_of[job]: gpus for job, gpus in places.items() if job in self._row_of}
         self._pairs, self._joined = dict(merges.pairs), dict(merges.joined)
         self._begins = dict(merges.begins)
+        self._ended = pool.view.ended if choices.ended else {}
         remaining, unknown = jobs.remaining, np.maximum(choices.unknown, jobs.run_time)
         self._left = np.maximum(np.where(np.isnan(remaining), unknown, remaining), 1e-3).tolist()
         trained = jobs.run_time > 0
@@ -140,9 +141,8 @@ class Groups:
             return None
         if row in self._places or not self._choices.ended:
             return self._of_pair(job, profile)
-        ended = self._pool.view.ended
         best = min(
-            ((self._known(kind, profile), one) for kind, one in ended.items() if kind != profile or self._choices.recurring),
+            ((self._known(kind, profile), one) for kind, one in self._ended.items() if kind != profile or self._choices.recurring),
             default=(1.0, -1),
         )
         return (best[1], best[0]) if best[0] < 1.0 else None

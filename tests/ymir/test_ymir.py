@@ -40,7 +40,7 @@ def job(number: int, profile: int, remaining: float = 1000.0, **more: Any) -> Jo
 
 def view_of(*jobs: Job, nodes: tuple[int, ...] = (2,), ended: dict[int, int] | None = None, transfers: Transfers = TRANSFERS) -> View:
     left = {one: kind for kind, one in (ended or {}).items()}
-    return dataclasses.replace(make_view(nodes, jobs, profiles=PROFILES), transfers=transfers, ended=ended or {}, left=left)
+    return dataclasses.replace(make_view(nodes, jobs, profiles=PROFILES), transfers=transfers, left=left)
 
 
 CLOCK = itertools.count(10, 10)
