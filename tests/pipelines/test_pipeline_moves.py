@@ -430,7 +430,7 @@ def test_threads_asked_for_where_there_are_threads_are_no_error() -> None:
 def test_what_says_itself_who_works_is_not_moved(stages: list[Any], name: str) -> None:
     with nothing_left(), Pipeline(stages) as pipeline:
         assert name not in pipeline.processes
-        with pytest.raises(UsageError, match=f"stage '{name}': it says itself what its workers are"):
+        with pytest.raises(UsageError, match=f"stage '{name}': its 'processes' option fixes the kind of its workers"):
             pipeline.prepare(name)
 
 
@@ -553,5 +553,5 @@ def test_data_that_have_outgrown_the_memory_for_them_are_read_in_threads_again(c
         assert os.getpid() not in {pid for _, pid in pipeline}
         data.words = [f"{index:01000}" for index in range(40)]
         assert list(pipeline) == [(word, os.getpid()) for word in data.words]
-        assert "'read': a copy of its function's data has come to take more memory" in pipeline.observe().stages[0].stays
+        assert "'read': a copy of its function's data has grown beyond the memory" in pipeline.observe().stages[0].stays
     assert "it goes on in threads" in caplog.text
