@@ -318,7 +318,7 @@ def test_what_gives_results_that_cannot_be_sent_goes_back_to_threads(function: A
         seen += [next(items) for _ in range(30)]
         udf = pipeline.observe().stages[1]
     assert (udf.processes, udf.movable) == (False, False)
-    assert "what the function returned cannot be sent from a worker process" in udf.stays
+    assert "the function's return value cannot be sent from a worker process" in udf.stays
     assert caplog.text.count("the stage stays in threads") == 1
     if function is returns_a_lambda:
         assert [value() for value in seen] == list(range(len(seen)))
