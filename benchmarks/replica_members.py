@@ -55,8 +55,7 @@ class Member:
 
     @property
     def reports(self) -> list[dict[str, Any]]:
-        path = self.directory / "reports-0.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines() if line] if path.exists() else []
+        return _lines(self.directory / "reports-0.jsonl")
 
     @property
     def step(self) -> int:
@@ -65,8 +64,7 @@ class Member:
     @property
     def taken(self) -> list[list[Any]]:
         """The steps that it took with others: number, digest of the states before and after, leases of the members."""
-        path = self.directory / TAKEN
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return _lines(self.directory / TAKEN)
 
     @property
     def saved(self) -> int:
@@ -77,6 +75,12 @@ class Member:
     def weights(self) -> str:
         """Digest of those it ended with."""
         return self.log.rpartition("; weights ")[2].split()[0]
+
+
+def _lines(path: Path) -> list[Any]:
+    """Those that are whole: the last one may be half written."""
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 def kept_port(host: Host | None) -> socket.socket:
