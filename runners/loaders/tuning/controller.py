@@ -149,4 +149,3 @@ class Controller(Protocol):
 
     def decide(self, seen: Observation) -> Decision:
         """What to set for the next window: one value a knob, within its bounds. Memory is the guard's business, not the controller's."""
-        ...
