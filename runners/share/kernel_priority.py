@@ -24,7 +24,7 @@ def means() -> Means | None:
         if _ENABLED.read_text().strip() == "1" and _in_root_group():
             return "autogroup"
     # Leaving the idle class again needs that right.
-    may_return = os.geteuid() == 0 or _nice_limit() >= 20
+    may_return = os.geteuid() == 0 or resource.getrlimit(resource.RLIMIT_NICE)[0] >= 20
     return "idle" if may_return else None
 
 
@@ -42,10 +42,6 @@ def _controls_cpu() -> bool:
     with contextlib.suppress(OSError):
         return "cpu" in Path("/sys/fs/cgroup/cgroup.controllers").read_text().split()
     return False
-
-
-def _nice_limit() -> int:
-    return resource.getrlimit(resource.RLIMIT_NICE)[0]
 
 
 def put(pid: int, means: Means | None, *, low: bool) -> None:

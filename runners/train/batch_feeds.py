@@ -35,19 +35,15 @@ class Feed(Protocol):
 
     def fetch(self) -> Part:
         """The next. Raises Interrupted when the job is asked to stop: then only close it."""
-        ...
 
     def used(self) -> None:
         """The batch that was fetched has been trained on."""
-        ...
 
     def state(self) -> State:
         """Its place in the data; a batch that was fetched and not used is still to come."""
-        ...
 
     def close(self) -> None:
         """End its threads and processes."""
-        ...
 
 
 class Decoded(Protocol):
@@ -58,24 +54,12 @@ class Decoded(Protocol):
     def close(self) -> None: ...
 
 
-def seed_decoding(seed: int, position: int) -> None:
-    """Make the draws during the decoding of the sample at a position a function of both."""
-    rng.seed_host(seed, position, 0)
-
-
-def seed_augmenting(seed: int, position: int, use: int) -> None:
-    """The same for its augmentation before its ``use``-th use (from 0)."""
-    rng.seed_host(seed, position, use + 1)
-
-
-def seed_collating(seed: int, position: int, use: int) -> None:
-    """The same for the batch that begins with the ``use``-th use (from 0) of the sample at a position; only one does."""
-    rng.seed_host(seed, position, use, -1)
-
-
 @dataclass(frozen=True, slots=True)
 class SampleSource:
-    """The data set of a task, and the functions that make batches of it."""
+    """The data set of a task, and the functions that make batches of it.
+
+    Their draws are a function of the seed, the position of the sample (the first one of a batch) and the number of its use, from 0.
+    """
 
     data: Dataset
     augment: Callable[[Any], Any] | None
@@ -87,7 +71,7 @@ class SampleSource:
     def decode(self, position: int, index: int) -> Any:
         """The sample, the same bits each time; the caller restores the generators for the training."""
         if self.seeds:
-            seed_decoding(self.seed, position)
+            rng.seed_host(self.seed, position, 0)
         return read_sample(self.data, index)
 
     def augmented(self, position: int, use: int, sample: Any) -> Any:
@@ -95,13 +79,13 @@ class SampleSource:
         if self.augment is None:
             return sample
         if self.seeds:
-            seed_augmenting(self.seed, position, use)
+            rng.seed_host(self.seed, position, use + 1)
         return augment_sample(self.augment, sample, self.order.index(position))
 
     def collated(self, samples: list[Any], positions: Sequence[int], use: int = 0) -> Any:
         """The batch of the samples at these positions, in the same way; ``use``: the number of its first sample's use."""
         if self.seeds:
-            seed_collating(self.seed, positions[0], use)
+            rng.seed_host(self.seed, positions[0], use, -1)
         return collate_samples(self.collate, samples, map(self.order.index, positions))
 
 

@@ -34,22 +34,18 @@ class Step(Protocol):
 
     def place(self, model: nn.Module) -> nn.Module:
         """Put the weights into their place, once; returns the module that the loss calls."""
-        ...
 
     def update(self, batches: Sequence[Any], weight: float) -> torch.Tensor:
         """Move the weights by so many batches, ``weight`` times their mean gradient; the mean of their losses.
 
         Interrupted: the job is asked to stop, and nothing has been moved.
         """
-        ...
 
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
         """Make their gradients those of the whole step, if others compute a part of it; before clipping and the optimizer."""
-        ...
 
     def close(self) -> None:
         """Release its resources."""
-        ...
 
 
 class PartialStep(Step, Protocol):
@@ -59,18 +55,15 @@ class PartialStep(Step, Protocol):
 
     def prepare(self, batch: Any) -> None:
         """Plan, before others wait for it, how to compute a batch like this one. Interrupted: the job is asked to stop."""
-        ...
 
     def share(self, batches: Iterable[Any], seeds: Sequence[int], scales: Sequence[float], arrived: Arrived) -> list[float]:
         """Losses of some batches. Each begins with the generators of its seed; the sum of their gradients, each scaled, is in ``.grad``.
 
         ``arrived`` gets parameters that have their sum while others are still computed, if there are such.
         """
-        ...
 
     def move(self) -> None:
         """Clip the gradients at hand, and move the weights by them."""
-        ...
 
 
 class PlainStep:

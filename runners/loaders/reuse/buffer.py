@@ -44,11 +44,9 @@ class Decoded(Protocol):
 
     def take(self) -> tuple[int, Any]:
         """The next position and its sample. Raises StopIteration at the end of a finite stream, and from then on."""
-        ...
 
     def again(self, position: int) -> Any:
         """The sample of a position that was taken before, decoded once more."""
-        ...
 
 
 class Use(NamedTuple):

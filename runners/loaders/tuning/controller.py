@@ -149,4 +149,3 @@ class Controller(Protocol):
 
     def decide(self, seen: Observation) -> Decision:
         """The values for the next window: one a knob, within its bounds. Memory is left to the guard."""
-        ...
