@@ -10,7 +10,7 @@ from pathlib import Path
 from .errors import UsageError
 
 ENV_HOME = "STOKER_HOME"
-ENV_IMPORTING = "STOKER_IMPORTING"  #: number of the job whose worker imports what it is to run: nothing is submitted meanwhile
+ENV_IMPORTING = "STOKER_IMPORTING"  #: number of the job whose worker is importing its script: nothing may be submitted meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Home:
 
     @property
     def tls(self) -> Path:
-        """Whom this home trusts over TLS (ca.pem), and the certificate of its daemon."""
+        """Directory of the authority that this home trusts over TLS (ca.pem), and of its daemon's certificate."""
         return self.path / "tls"
 
     @property
@@ -69,7 +69,7 @@ class Home:
 
     @property
     def scratch(self) -> Path:
-        """Where the database makes files that are sent on, such as Parquet answers."""
+        """Directory where the database writes files to send, such as Parquet answers."""
         return self.path / "scratch"
 
     @property
@@ -83,15 +83,15 @@ class Home:
 
     @property
     def prompts(self) -> Path:
-        """Files of prompt banks, and of the work on them that is under way."""
+        """Files of prompt banks, and of work on them that is under way."""
         return self.path / "prompts"
 
     def runner_lock(self, node: str) -> Path:
-        """What the agent of a runner holds as long as it lives; its pid stands there."""
+        """The lock file that the agent of a runner holds as long as it lives; it contains the agent's pid."""
         return self.path / "runners" / f"{node}.lock"
 
     def is_locked_by(self, node: str, pid: int) -> bool:
-        """Whether the agent that held a runner's lock last is this one: then the runner's home is this, on whichever host."""
+        """Whether the agent with this pid held the runner's lock last: then this is the runner's home, on whichever host."""
         try:
             return self.runner_lock(node).read_text().strip() == str(pid)
         except (OSError, ValueError):
