@@ -74,9 +74,7 @@ class Warm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Warm starts (docs/warm.md)."""
 
     mode: Literal["auto", "off"] = "auto"  #: auto: runners start jobs by fork, unless one was started with --warm off
-    memory: Annotated[float, msgspec.Meta(gt=0, le=1)] = (
-        0.25  #: share of a host's main memory that fork servers may take
-    )
+    memory: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.25  #: share of a host's main memory that fork servers may take
 
 
 class Backbones(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -512,9 +512,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     left: bool = False  #: the runner leaves after this report
     hands_back: bool = False  #: it is stopping its jobs, and leaves when they have ended
     servers: Annotated[list[ForkServer], msgspec.Meta(max_length=1000)] | None = None  #: all fork servers now; None: unchanged
-    files: Annotated[list[JobFiles], msgspec.Meta(max_length=MOST_JOB_FILES)] | None = (
-        None  #: for all jobs in its home; None: unchanged
-    )
+    files: Annotated[list[JobFiles], msgspec.Meta(max_length=MOST_JOB_FILES)] | None = None  #: for all jobs in its home; None: unchanged
     place: PlaceTold | None = None  #: shared place where it keeps checkpoints from now on; None: unchanged
     now: Time | None = None  #: when it is sent, by the clock of all its times; None: they are by the daemon's clock
 
