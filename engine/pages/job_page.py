@@ -291,7 +291,7 @@ def _details(title: str, value: Any) -> Safe:
 
 
 def _said(value: Any) -> Any:
-    """The value without keys that are None."""
+    """The value without empty fields."""
     if isinstance(value, dict):
         return {key: _said(one) for key, one in value.items() if one not in (None, [], {}, "")}
     return value
