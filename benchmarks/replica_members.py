@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -181,17 +181,18 @@ class World:
             self.ended(member)
         return code
 
-    def until_step(self, member: Member, step: int, seconds: float = 60.0) -> None:
+    def until(self, true: Callable[[], bool], wrong: str, seconds: float = 60.0) -> None:
         until = time.monotonic() + seconds * PATIENCE
-        while member.step < step:
-            assert time.monotonic() < until, f"task {member.index} is at step {member.step}, not {step}:\n{member.log[-2000:]}"
+        while not true():
+            logs = "".join(f"\ntask {one.index} at step {one.step}:\n{one.log[-2000:]}" for one in self.members)
+            assert time.monotonic() < until, f"{wrong}:{logs}"
             time.sleep(0.02)
 
-    def until_log(self, member: Member, words: str, seconds: float = 60.0) -> None:
-        until = time.monotonic() + seconds * PATIENCE
-        while words not in member.log:
-            assert time.monotonic() < until, f"task {member.index} does not say {words!r}:\n{member.log[-2000:]}"
-            time.sleep(0.02)
+    def until_step(self, member: Member, step: int) -> None:
+        self.until(lambda: member.step >= step, f"task {member.index} is not at step {step}")
+
+    def until_log(self, member: Member, words: str) -> None:
+        self.until(lambda: words in member.log, f"task {member.index} does not say {words!r}")
 
 
 def counting(least: int = 1, most: int = 3, steps: int = 40, timeout: float = 2.0, **params: Any) -> JobSpec:

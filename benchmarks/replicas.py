@@ -171,7 +171,9 @@ def survive(there: World, members: int, storm: Storm, everyone: list[Member]) ->
         storm.end_events()
         for member in [each for each in there.members if nursery().wait(each.pid, 0.0) is not None]:
             ended_well = (code := nursery().wait(member.pid, 0.0)) == 0
-            failed += code not in (0, -signal.SIGKILL, -signal.SIGTERM, PREEMPTED_EXIT)
+            if code not in (0, -signal.SIGKILL, -signal.SIGTERM, PREEMPTED_EXIT):
+                failed += 1
+                progress(f"task {member.index}, lease {member.lease}, ended with {code}: {member.log[-1000:]}")
             there.done = there.done or ended_well
             finished += [member] if ended_well and "finished at step" in member.log else []
             there.saved[member.index] = max(there.saved.get(member.index, 0), member.saved)
