@@ -10,6 +10,7 @@ import atexit
 import functools
 import importlib
 import json
+import math
 import os
 import signal
 import socket
@@ -42,6 +43,7 @@ class Member:
     directory: Path
     kept: socket.socket  #: bound to its port, so that nobody else is given it until it listens there
     pid: int = 0
+    ended: float = math.inf  #: when
 
     @property
     def address(self) -> str:
@@ -63,7 +65,7 @@ class Member:
 
     @property
     def taken(self) -> list[list[Any]]:
-        """The steps that it took with others: number, digest of the states before and after, leases of the members."""
+        """The steps that it took: number, digest of the state after it, leases of the members, time."""
         return _lines(self.directory / TAKEN)
 
     @property
@@ -169,6 +171,7 @@ class World:
 
     def ended(self, member: Member) -> None:
         self.members.remove(member)
+        member.ended = time.time()
         member.kept.close()
         self.tell()
 
@@ -289,7 +292,7 @@ def _trained() -> int:
 
     def after(history: str, step: int, leases: Sequence[int]) -> str:
         found = membership.after(history, step, leases)
-        os.write(taken, json.dumps([step, history, found, list(leases)]).encode() + b"\n")
+        os.write(taken, json.dumps([step, found, list(leases), time.time()]).encode() + b"\n")
         return found
 
     replica_trainer.after = after

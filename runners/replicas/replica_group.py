@@ -450,15 +450,17 @@ class Group:
     def copy(self, decision: Decision) -> bytes | None:
         """The group's state, of its source; None: that has gone meanwhile."""
         assert decision.source is not None
-        source, seconds = decision.source, self._patience(decision)
-        return fetch(source.address, self.settings.group, source.step, source.history, seconds)
+        return self._fetched(decision.source, self._patience(decision))
 
     def _final_state(self, answers: Sequence[Status]) -> bytes | None:
         patience = self.settings.quorum_timeout + self.settings.state_bytes / _LINK
-        for one in (status.member for status in answers if status.finished):
-            if (state := fetch(one.address, self.settings.group, one.step, one.history, patience)) is not None:
+        for one in answers:
+            if one.finished and (state := self._fetched(one.member, patience)) is not None:
                 return state
         return None
+
+    def _fetched(self, source: Member, patience: float) -> bytes | None:
+        return fetch(source.address, self.settings.group, source.step, source.history, patience, self.settings.quorum_timeout)
 
     # ---- the end ----
 

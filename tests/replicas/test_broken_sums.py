@@ -1,7 +1,8 @@
-"""Members that are threads. Those who wait in a sum for what comes through others hear at once that one has left it."""
+"""Members that are threads: nobody waits for long for one that is lost, cut off or has given up, in a sum or for a state."""
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +17,8 @@ pytest.importorskip("torchft", reason="the extra 'replicas' is not installed")
 import torch
 from stoker.engine.errors import UsageError
 from stoker.engine.protocol import Replica, ReplicaGroup
-from stoker.runners.replicas.membership import Decision
+from stoker.runners.replicas.member_server import MemberServer, Status, fetch
+from stoker.runners.replicas.membership import Decision, Member
 from stoker.runners.replicas.replica_group import Group, Settings
 from stoker.runners.train.batches import Interrupted
 
@@ -119,3 +121,20 @@ def test_one_finds_the_lighthouse_of_an_older_version_and_leaves_with_a_line() -
         STOP.set()
         with pytest.raises(Interrupted):
             meeting.result()
+
+
+def test_a_state_is_waited_for_as_long_as_its_member_answers() -> None:
+    status = Status(member=Member(group=7, lease=1, index=0, address="", step=3))
+    server = MemberServer("127.0.0.1", 0, 7, lambda: status)
+    address = f"127.0.0.1:{server.port}"
+    with ThreadPoolExecutor(1) as pool:
+        late = pool.submit(fetch, address, 7, 3, "h", patience=60.0, silence=0.2 * PATIENCE)
+        time.sleep(0.5 * PATIENCE)
+        server.publish(3, "h", b"state")
+        assert late.result() == b"state"
+    assert fetch(address, 7, 4, "h", patience=0.3, silence=0.2 * PATIENCE) is None
+    server.close()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        began = time.monotonic()
+        assert fetch(f"127.0.0.1:{silent.getsockname()[1]}", 7, 3, "h", patience=60.0, silence=0.2) is None
+        assert time.monotonic() - began < 30.0
