@@ -452,6 +452,15 @@ def test_doctor_finds_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert [(finding.check, finding.status) for finding in checks.packages()][:2] == [("no-such-package", "fail"), ("click", "fail")]
 
 
+def test_a_runner_that_was_forgotten_is_nothing_to_mend() -> None:
+    """`doctor` told for ever to forget it once more."""
+    from stoker.engine.cli.running import checks
+
+    runners = [{"id": "a", "state": "gone"}, {"id": "b", "state": "suspect"}]
+    (finding,) = checks.trouble({"tasks": [], "pools": [], "runners": runners})
+    assert finding.found == "b is suspect" and finding.remedy.endswith("stoker runner forget b")
+
+
 def test_a_home_with_a_line_break_is_refused_at_once(stoker: Stoker) -> None:
     for command in (["status"], ["up", "--detach"]):
         code, out, err = stoker("--home", "/tmp/a\nb", *command)
