@@ -100,6 +100,10 @@ def test_commands_that_hints_name_parse() -> None:
     assert not COMMANDS.keys() & cli.list_commands(click.Context(cli))
 
 
+def test_undrain_is_not_answered_with_drain(stoker: Stoker) -> None:
+    assert stoker("undrain", "gpu1")[2].count("stoker runner resume NODE") == 1
+
+
 def test_lists_of_commands_are_not_cut(stoker: Stoker) -> None:
     for path, command in ALL:
         if isinstance(command, click.Group):
