@@ -155,6 +155,7 @@ WORK = {
     "empty argument": ("command:\n  - echo\n  -", "f.yaml:3: command[1]: must be one value; write \"\" for an empty text, not empty"),
     "env": (RUN + "env: {A-B: 1}", "f.yaml:2: env: 'A-B' is not a variable's name; use letters, digits and '_'"),
     "env ours": (RUN + "env: {CUDA_VISIBLE_DEVICES: 0}", "f.yaml:2: env.CUDA_VISIBLE_DEVICES: is set by Stoker when the job starts; remove it"),
+    "env ours too": (RUN + "env: {STOKER_THREADS: 2, STOKER_HOME: /x}", "f.yaml:2: env.STOKER_HOME: is set by Stoker when the job starts; remove it"),
     "env list": (RUN + "env: [A=1]", "f.yaml:2: env: must be a mapping of names to values, not a list"),
     "secret": (RUN + "env:\n  HF_TOKEN: hf_abc", "f.yaml:3: env.HF_TOKEN: looks like a secret, and specs are stored: put it into a file and name that in env_file"),
     "secret url": (RUN + "env: {DB: 'postgres://me:pw@host/x'}", "f.yaml:2: env.DB: looks like a secret, and specs are stored: put it into a file and name that in env_file"),
