@@ -237,6 +237,22 @@ def test_one_line_names_line_field_and_remedy(case: tuple[str, str], context: Co
     assert message(text, context) == expected.replace("{cwd}", str(context.cwd))
 
 
+@pytest.mark.parametrize(
+    ("text", "also"),
+    [
+        ("{}", ["nothing to run; give one of recipe, command and entrypoint"]),
+        ("command: []", ["empty; give a program and its arguments"]),
+        ("command: é", []),
+    ],
+)
+def test_where_no_name_can_be_made_the_rest_is_said_too(text: str, also: list[str], context: Context) -> None:
+    with pytest.raises(UsageError) as caught:
+        load_text(text, "<stdin>", context)
+    *others, name = caught.value.lines
+    assert name.startswith("<stdin>:1: name: missing; give the job a name: up to 100 letters")
+    assert others == [f"<stdin>:1: command: {problem}" for problem in also]
+
+
 @pytest.mark.parametrize("text", ["a: [1", "a: b: c", "\t- a", "a: 'b", "%YAML 9.9\n---\na: 1", 'a: "\\ud800"'])
 def test_malformed_yaml_is_one_line_with_its_number(text: str, context: Context) -> None:
     said = message(text, context)
