@@ -1,6 +1,6 @@
 """Writes docs/cli.md and docs/policies.md from the commands and the policies themselves; tests hold the files against them.
 
-    .venv/bin/python docs/reference.py
+.venv/bin/python docs/reference.py
 """
 
 from __future__ import annotations

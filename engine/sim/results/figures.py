@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ....policies.contract import Bools, Floats, Ints
+from ....policies.contract import Bools, Floats
 from ..cluster import Cluster
 from ..workload import Workload
 from .result import Fates, Result, Usage
