@@ -19,7 +19,9 @@ from .result import Fates, Result, Usage
 
 FULL_REWARD = 100.0  #: W_max of 002 Eqn 5.15, W_min is 0
 Long = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  #: of a BIGINT column
-Figure = Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]  #: at most in seconds, on the largest cluster for the longest time
+Figure = Annotated[
+    float, msgspec.Meta(ge=-1e18, le=1e18)
+]  #: no figure is larger than the GPU seconds of the largest cluster over the longest time
 ROUNDING = 1e-6  #: a job alone on the cluster has rho = 1 up to the rounding of sums of times
 
 
