@@ -38,6 +38,7 @@ COMMANDS = _hints(
     ("sacct qacct history", "jobs of all times are listed with", "stoker ps --all"),
     ("nice renice prio", "the priority of a job, here 10, is changed with", "stoker priority 10 {jobs}"),
     ("start serve init daemon", "the daemon and a runner are started with", "stoker up --detach"),
+    ("undrain uncordon", "a drained runner takes jobs again with", "stoker runner resume NODE"),
     ("quit shutdown exit", "the daemon is stopped with", "stoker down"),
 )  # fmt: skip
 

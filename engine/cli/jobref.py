@@ -15,11 +15,6 @@ if TYPE_CHECKING:
 
     from ..client import Client
 
-if TYPE_CHECKING:
-    Word = click.ParamType[str]
-else:  # not generic before click 8.4
-    Word = click.ParamType
-
 COMPLETION_TIMEOUT = 0.3  #: seconds: a key press must not hang on a busy daemon
 
 
@@ -35,7 +30,7 @@ def complete_names(context: click.Context, path: str, query: dict[str, Any], lis
         return []
 
 
-class JobRef(Word):
+class JobRef(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.4
     name = "job"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -45,7 +40,7 @@ class JobRef(Word):
         return [CompletionItem(name) for name in complete_names(ctx, "/v1/jobs", {"limit": 500}, "jobs", keys, incomplete)]
 
 
-class NodeRef(Word):
+class NodeRef(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.4
     name = "runner"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

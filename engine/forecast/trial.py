@@ -29,11 +29,9 @@ def with_job(view: View, spec: JobSpec, *, remaining: float = math.nan, model: i
         "remaining": remaining if spec.estimate is None else spec.estimate, "gpu_memory": spec.memory_of_a_gpu, "user": -1,
         "model": model, "alloc_start": len(jobs.alloc_gpus), "tier_start": len(jobs.tier_deadline) + len(spec.demand.tiers),
     }  # fmt: skip
-    new |= {
-        name: value
-        for name, value in (_OPTIONAL | {"profile_gpus": profile_gpus, "need": spec.memory_of_a_gpu}).items()
-        if getattr(jobs, name) is not None
-    }
+    whole = spec.memory_of_a_gpu
+    of_spec = {"profile_gpus": profile_gpus, "need": whole, "kept": whole, "begins": spec.begin == "auto"}
+    new |= {name: value for name, value in (_OPTIONAL | of_spec).items() if getattr(jobs, name) is not None}
     columns = {name: np.append(getattr(jobs, name), value).astype(getattr(jobs, name).dtype) for name, value in new.items()}
     said = {"kind": spec.kind, "backbone": spec.starts_from or "", "share": spec.share.gpu if spec.share else ""}
     for name, value in said.items():

@@ -49,16 +49,16 @@ class Grant:
 
 def grant(tx: Transaction, grants: Sequence[Grant], policy: str, decision: int) -> list[int]:
     """Give leases to pending jobs; the caller has checked that jobs and GPUs are free. Answers with their numbers."""
-    chosen = choose(tx, {given.job: given.begin_from for given in grants if not given.profile}) if grants else {}
+    before = {job: facts for job, *facts in tx.execute("job_attempts", [g.job for g in grants])} if grants else {}
+    chosen = choose(tx, {given.job: given.begin_from for given in grants if before[given.job][2] and not given.profile})
     alone = [given.job for given in grants if len(given.gpus) == 1 and not given.profile]
     partners = dict(tx.execute("next_partners", alone)) if alone else {}
     named = {given.job: given.joint for given in grants if given.joint is not None and given.job in alone and given.job not in partners}
     partners |= held_back(tx, named, f"policy:{policy}")
-    before = {job: (attempts, source) for job, attempts, source in tx.execute("job_attempts", [g.job for g in grants])} if grants else {}
     leases, held, workers, moves = [], [], [], []
     for given in grants:
         lease = tx.number("leases")
-        attempts, source = before[given.job]
+        attempts, source, _ = before[given.job]
         attempt = attempts + (not given.profile)
         if given.job in chosen:
             source = None  # the policy's choice is the first of its offers

@@ -411,6 +411,6 @@ def job_row(spec: JobSpec, now: float) -> dict[str, Any]:
         "deadline": spec.deadline, "model": spec.model, "signature": spec.signature, "total_steps": spec.stop.iterations,
         "est_duration": spec.estimate, "submitted_at": now, "attempts": 0, "failures": 0, "preemptions": 0, "cancel_requested": False,
         "run_time": 0.0, "attained": 0.0, "array_index": spec.array_index, "array_cap": spec.array_cap,
-        "idempotency_key": spec.idempotency_key, "share": spec.share and spec.share.gpu,
+        "idempotency_key": spec.idempotency_key, "share": spec.share and spec.share.gpu, "input": spec.share and spec.share.input,
         "backbone": spec.starts_from, "labels": json.dumps(spec.labels), "spec": msgspec.json.encode(spec).decode(),
     }  # fmt: skip

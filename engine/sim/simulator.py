@@ -351,6 +351,7 @@ class Simulation:
         if actions.stops:
             self.evictions = self.evictions.after(actions.stops, self.now, self.options.limits)
         again = self._next_look(view, plan, actions)  # before the actions, as the view reads the table
+        plan, actions = self._by_number(plan, actions)
         decided, delay = _Decided(plan, actions, self._over(actions), again), self.options.costs.commit
         if delay > 0:
             self.coming = decided
@@ -373,6 +374,10 @@ class Simulation:
         of = self.table.at_hand.get(source)
         saved = not np.isnan(self.recorder.ended[source]) if of is None else of.left < of.work or (of.speed > 0 and of.since < self.now)
         return None if saved else f"job {source} has saved no checkpoint yet"
+
+    def _by_number(self, plan: Plan, actions: Actions) -> tuple[Plan, Actions]:
+        """The same of rows of the workload, which are the ids of its jobs."""
+        return plan, actions
 
     def _in_force(self, _: int) -> None:
         decided, self.coming = self.coming, None

@@ -133,10 +133,9 @@ def _draft(node: Node, context: Context, fallback_name: str, place: str) -> _Dra
             if field.partition(".")[0] in read & given.keys():
                 errors.add(draft.error(field, problem))
         errors.tell()
-    if not draft.spec.name:
-        raise draft.error("name", f"missing; give the job a name: {NAME_FORM}")
     for field, problem in itertools.chain(problems(draft.spec), _recurring(draft, given), _array_problems(draft)):
-        errors.add(draft.error(field, problem))
+        missing = field == "name" and not draft.spec.name
+        errors.add(draft.error(field, f"missing; give the job a name: {NAME_FORM}" if missing else problem))
     errors.tell()
     if context.hint is not None:
         for field, hint in _hints(draft, context):

@@ -317,7 +317,7 @@ def _surroundings(spec: JobSpec) -> Iterator[Problem]:
         field = f"env.{name}"
         if not _VARIABLE.fullmatch(name):
             yield Problem("env", f"{shown(name)} is not a variable's name; use letters, digits and '_'")
-        elif name.startswith("STOKER_") or name == "CUDA_VISIBLE_DEVICES":
+        elif (name.startswith("STOKER_") and name != "STOKER_THREADS") or name == "CUDA_VISIBLE_DEVICES":
             yield Problem(field, "is set by Stoker when the job starts; remove it")
         elif len(value.encode(errors="replace")) > MAX_ARGUMENTS:
             yield Problem(field, f"longer than {MAX_ARGUMENTS >> 10} KiB; put it into a file")

@@ -155,6 +155,7 @@ WORK = {
     "empty argument": ("command:\n  - echo\n  -", "f.yaml:3: command[1]: must be one value; write \"\" for an empty text, not empty"),
     "env": (RUN + "env: {A-B: 1}", "f.yaml:2: env: 'A-B' is not a variable's name; use letters, digits and '_'"),
     "env ours": (RUN + "env: {CUDA_VISIBLE_DEVICES: 0}", "f.yaml:2: env.CUDA_VISIBLE_DEVICES: is set by Stoker when the job starts; remove it"),
+    "env ours too": (RUN + "env: {STOKER_THREADS: 2, STOKER_HOME: /x}", "f.yaml:2: env.STOKER_HOME: is set by Stoker when the job starts; remove it"),
     "env list": (RUN + "env: [A=1]", "f.yaml:2: env: must be a mapping of names to values, not a list"),
     "secret": (RUN + "env:\n  HF_TOKEN: hf_abc", "f.yaml:3: env.HF_TOKEN: looks like a secret, and specs are stored: put it into a file and name that in env_file"),
     "secret url": (RUN + "env: {DB: 'postgres://me:pw@host/x'}", "f.yaml:2: env.DB: looks like a secret, and specs are stored: put it into a file and name that in env_file"),
@@ -234,6 +235,22 @@ YAML = {
 def test_one_line_names_line_field_and_remedy(case: tuple[str, str], context: Context) -> None:
     text, expected = case
     assert message(text, context) == expected.replace("{cwd}", str(context.cwd))
+
+
+@pytest.mark.parametrize(
+    ("text", "also"),
+    [
+        ("{}", ["nothing to run; give one of recipe, command and entrypoint"]),
+        ("command: []", ["empty; give a program and its arguments"]),
+        ("command: é", []),
+    ],
+)
+def test_where_no_name_can_be_made_the_rest_is_said_too(text: str, also: list[str], context: Context) -> None:
+    with pytest.raises(UsageError) as caught:
+        load_text(text, "<stdin>", context)
+    *others, name = caught.value.lines
+    assert name.startswith("<stdin>:1: name: missing; give the job a name: up to 100 letters")
+    assert others == [f"<stdin>:1: command: {problem}" for problem in also]
 
 
 @pytest.mark.parametrize("text", ["a: [1", "a: b: c", "\t- a", "a: 'b", "%YAML 9.9\n---\na: 1", 'a: "\\ud800"'])

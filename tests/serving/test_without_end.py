@@ -221,6 +221,9 @@ def test_a_replay_leaves_it_out_and_says_so(host):
     assert [row[0] for row in history[0]] == [other]
     assert history[1] == [{"not_ended": 0, "never_ran": 0, "held_before": 0, "servers": 1}]
     assert [row[-1] for row in host.store.rows("policy/tuning_history", "default", 0.0)] == [other]
+    host.ends(job)
+    assert [row[0] for row in host.store.rows("api/sim_history", "default", 0.0)] == [other]
+    assert [row[0] for row in host.store.rows("api/sim_stays", "default", 0.0)] == [other], "nor is what it held kept when it has ended"
 
 
 # ---- where it is, and what it was built with ----

@@ -19,12 +19,8 @@ from .swap_drawing import draw
 if TYPE_CHECKING:
     from ...spec.model import JobSpec
 
-    Whole = click.ParamType[int]
-else:  # not generic before click 8.4
-    Whole = click.ParamType
 
-
-class Accumulate(Whole):
+class Accumulate(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.4
     """A number of micro-batches, or auto."""
 
     name = "accumulate"

@@ -261,7 +261,7 @@ def trouble(status: Mapping[str, Any]) -> Iterator[Finding]:
             found = f"{pool['policy']} of pool {pool['pool']} fails, so nothing starts there: {pool['error']}"
             yield Finding("policy", "fail", found, pool["remedy"])
     for runner in status["runners"]:
-        if runner["state"] in ("suspect", "gone"):
+        if runner["state"] == "suspect":  # of one that is gone a person has said so, and its jobs are elsewhere
             remedy = f"look at it, or give its jobs to others: stoker runner forget {runner['id']}"
             yield Finding("runner", "warn", f"{runner['id']} is {runner['state']}", remedy)
 

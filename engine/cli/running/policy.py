@@ -15,7 +15,7 @@ from ....policies.autosched.objectives import OBJECTIVES
 from ... import format as fmt
 from ...errors import NotFound, StokerError, Unauthorized, Unreachable, UsageError, nearest
 from ..command import App, Group, examples, pass_app
-from ..jobref import Word, complete_names
+from ..jobref import complete_names
 from ..numbers import FiniteRange
 from ..output import Answer, Column, Row, json_option, note, print_facts, print_table, section, write
 from ..simulation.sim_options import DURATION
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 
-class PolicyName(Word):
+class PolicyName(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.4
     name = "policy"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -34,6 +34,9 @@ TICK = 0.2
 LEAST_STAY = 60.0  #: least seconds for which a runner is of any use
 ACCEPT_LOSS = "--accept-loss"
 PAGE_PORT = 7466  #: of the page, if none is given
+JOINED = ("up", "draining", "drained")  #: states of a runner that has joined; one that was drained stays so
+RUNNER_GIVEN_UP = "the runner cannot run"
+OTHER_RUNNER = 15.0  #: seconds in which one that was started by hand has found the daemon again
 HOPELESS = (UsageError.exit_code, Conflict.exit_code)  #: exit codes that a repetition would have again
 
 
@@ -102,9 +105,12 @@ def _certificate(home: Home, tcp: str | None, tls: bool, cert: Path | None, key:
 
 def runner_argv(home: Home, node: str | None, pool: str, options: Mapping[str, object]) -> list[str]:
     """Command line of the agent; options that are None are left out."""
-    name = node or socket.gethostname().split(".")[0]
-    argv = [sys.executable, "-m", "stoker.runners.host.agent", "--home", str(home.path), "--node", name, "--pool", pool]
+    argv = [sys.executable, "-m", "stoker.runners.host.agent", "--home", str(home.path), "--node", node or _host(), "--pool", pool]
     return [*argv, *(str(word) for option, value in options.items() if value is not None for word in (option, value))]
+
+
+def _host() -> str:
+    return socket.gethostname().split(".")[0]
 
 
 SLOT_MEMORY = click.option(
@@ -181,7 +187,7 @@ class Supervisor:
             self.runner = None
         if self.runner is not None and (code := self.runner.ended()) in HOPELESS:
             error_line(
-                f"the runner cannot run ({describe_exit(code)}) and is not tried again; what it said stands above;"
+                f"{RUNNER_GIVEN_UP} ({describe_exit(code)}) and is not tried again; what it said stands above;"
                 " start another with 'stoker runner start'"
             )
             self.runner = None
@@ -220,8 +226,8 @@ def _refuse_second(app: App) -> None:
     raise Conflict(f"a daemon already runs on {app.home.path} (pid {running['pid']}); look with 'stoker status', end it with 'stoker down'")
 
 
-def _detach(app: App, options: list[str], with_runner: bool) -> None:
-    """Run `up` in the background, its output in a log, and wait until the daemon answers and the runner has joined."""
+def _detach(app: App, options: list[str], node: str | None) -> None:
+    """Run `up` in the background, its output in a log, and wait until the daemon answers and the runner of that name has joined."""
     app.home.logs.mkdir(exist_ok=True)
     log = app.home.logs / "up.log"
     argv = [sys.executable, "-m", "stoker", "--home", str(app.home.path), "up", *options]
@@ -230,23 +236,32 @@ def _detach(app: App, options: list[str], with_runner: bool) -> None:
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
     client, end = _local(app), time.monotonic() + START_TIMEOUT
     while True:
-        if (code := process.poll()) is not None:
-            with open(log, "rb") as file:
-                file.seek(begin)
-                said = file.read().decode(errors="replace")
+        code = process.poll()
+        with open(log, "rb") as file:
+            file.seek(begin)
+            said = file.read().decode(errors="replace")
+        if code is not None:
             click.echo(said, nl=False, err=True)
             raise click.exceptions.Exit(code or 1)
         try:
             status = client.get("/v1/status")
             # Runners heard since this daemon started, not those of a former one.
-            joined = [row for row in status["runners"] if row["state"] == "up" and row["last_seen"] >= status["started_at"]]
-            if joined or not with_runner:
+            heard = [row for row in status["runners"] if row["state"] in JOINED and row["last_seen"] >= status["started_at"]]
+            joined = [row for row in heard if row["id"] == node]
+            if joined or node is None:
                 break
         except StokerError:
             status, joined = None, []
+        if RUNNER_GIVEN_UP in said:  # one that was started by hand may have its name, and be back in a moment
+            end = min(end, time.monotonic() + OTHER_RUNNER)
         if time.monotonic() > end:
+            click.echo(said, nl=False, err=True)
+            if RUNNER_GIVEN_UP in said:
+                raise Conflict(
+                    "the daemon is up, and its runner is not; start one with 'stoker runner start', or end all with 'stoker down'"
+                )
             missing = "the runner has not joined" if status else "the daemon has not answered"
-            raise Unreachable(f"{missing} within {START_TIMEOUT:.0f} s; its log, {log}, may say why")
+            raise Unreachable(f"{missing} within {START_TIMEOUT:.0f} s; what was said stands above and in {log}")
         time.sleep(0.05)
     gpus = sum(runner["gpus"] for runner in joined)
     write(
@@ -255,6 +270,9 @@ def _detach(app: App, options: list[str], with_runner: bool) -> None:
         "       stoker top                          watch it; in a browser: stoker ui\n"
         "       stoker down                         stop\n"
     )
+    for row in joined:
+        if row["state"] != "up":
+            note(f"runner {row['id']} is still {row['state']}: 'stoker runner resume {row['id']}' lets it start jobs")
 
 
 @click.command(cls=Command)
@@ -327,7 +345,7 @@ def up(
         given = {**offers, "--pool": pool, "--node": node, "--tcp": tcp, **({} if tls else files), "--ui": ui}
         options = [str(word) for name, value in given.items() if value is not None for word in (name, value)]
         options += [name for name, given in (("--no-runner", no_runner), ("--tls", tls), (ACCEPT_LOSS, accept_loss)) if given]
-        _detach(app, options, runner is not None)
+        _detach(app, options, None if no_runner else node or _host())
         return
     with _sole(home):
         note(f"starting on {home.path}; Ctrl-C stops")

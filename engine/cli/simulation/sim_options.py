@@ -17,14 +17,10 @@ from ..numbers import FiniteRange
 if TYPE_CHECKING:
     from ...sim.run_options import Options
 
-    Number = click.ParamType[float]
-else:  # not generic before click 8.4
-    Number = click.ParamType
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Duration(Number):
+class Duration(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.4
     """Seconds, or a duration such as 10m."""
 
     name = "duration"

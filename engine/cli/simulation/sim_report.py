@@ -82,7 +82,7 @@ def comparison(study: Study, runs: Sequence[Recorded], averages: Sequence[Averag
 
 
 def _curve(study: Study, run: Recorded) -> Curve:
-    from ...report.sim_plots import Curve, Stays
+    from ...report.sim_plots import Curve
     from ...sim.cluster import Cluster
     from ...sim.results import figures
 
@@ -96,5 +96,5 @@ def _curve(study: Study, run: Recorded) -> Curve:
         moments=result.usage.ts,
         busy=result.usage.busy.astype(float),
         waiting=result.usage.waiting.astype(float),
-        stays=Stays(result.bars.job, result.bars.begins, result.bars.ends, result.bars.gpu, result.bars.gpus),
+        stays=result.bars,
     )

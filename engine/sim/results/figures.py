@@ -7,8 +7,9 @@ over time; nothing is sampled.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import Annotated
 
+import msgspec
 import numpy as np
 
 from ....policies.contract import Bools, Floats
@@ -17,27 +18,30 @@ from ..workload import Workload
 from .result import Fates, Result, Usage
 
 FULL_REWARD = 100.0  #: W_max of 002 Eqn 5.15, W_min is 0
+Long = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  #: of a BIGINT column
+Figure = Annotated[
+    float, msgspec.Meta(ge=-1e18, le=1e18)
+]  #: no figure is larger than the GPU seconds of the largest cluster over the longest time
 ROUNDING = 1e-6  #: a job alone on the cluster has rho = 1 up to the rounding of sums of times
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """One run in numbers: the columns of `sim_runs`, where they are explained. None: not defined."""
 
-    jct_avg: float | None
-    jct_p50: float | None
-    jct_p99: float | None
-    wait_avg: float | None
-    wait_p99: float | None
-    makespan: float | None
-    slo_violations: float | None
-    r_slo: float | None
-    rho_avg: float | None
-    rho_max: float | None
-    fair_share: float | None
-    utilisation: float | None
-    preemptions: int
-    lost_gpu_time: float
+    jct_avg: Figure | None
+    jct_p50: Figure | None
+    jct_p99: Figure | None
+    wait_avg: Figure | None
+    wait_p99: Figure | None
+    makespan: Figure | None
+    slo_violations: Figure | None
+    r_slo: Figure | None
+    rho_avg: Figure | None
+    rho_max: Figure | None
+    fair_share: Figure | None
+    utilisation: Figure | None
+    preemptions: Long
+    lost_gpu_time: Figure
 
 
 def figures(workload: Workload, result: Result, cluster: Cluster, until: float = math.inf) -> Figures:

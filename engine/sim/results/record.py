@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from ....policies.contract import Floats, Ints
@@ -60,8 +61,8 @@ def run_row(study: Study, outcome: Outcome) -> dict[str, Any]:
 def _figures(study: Study, outcome: Outcome) -> dict[str, Any]:
     """The figures; none for a failed run."""
     if outcome.result is not None:
-        return dataclasses.asdict(of.figures(study.workload, outcome.result, study.cluster, study.until))
-    nothing: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(Figures))
+        return msgspec.structs.asdict(of.figures(study.workload, outcome.result, study.cluster, study.until))
+    nothing: dict[str, Any] = dict.fromkeys(Figures.__struct_fields__)
     return nothing | {"preemptions": 0, "lost_gpu_time": 0.0}
 
 
