@@ -166,7 +166,7 @@ def load(home: Home) -> Config:
 
 
 def _check(home: Home, config: Config) -> None:
-    """What types cannot say."""
+    """Checks beyond those of the types."""
     try:
         registry.create(config.policy.name, {})
     except (ValueError, KeyError) as error:

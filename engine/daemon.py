@@ -198,7 +198,7 @@ def run(
             raise
         try:
             asyncio.run(serve(services, tcp, ui, sealed))
-        except StokerError:  # refused its address: it has ended, and nobody killed it
+        except StokerError:  # its address was refused: it has ended, and was not killed
             lock.note("")
             raise
         finally:

@@ -126,7 +126,7 @@ class Desk:
         self._process: _Process | None = None  #: the one that hears of commits
         self._unsent = 0  #: bytes that `hold` counts
         self._trouble = ""  #: why there is none at the moment, and will not be soon
-        self._wanted = threading.Event()  #: somebody has asked: who never does pays for no copy
+        self._wanted = threading.Event()  #: set by the first query: without queries no copy is kept
         self._closing = threading.Event()
         self._changed = asyncio.Event()  #: replaced whenever one of the last two changes
         self._thread = threading.Thread(target=self._keep, name="sql-feed", daemon=True)
@@ -223,7 +223,7 @@ class Desk:
                 writer.close()
 
     def _hear(self, process: _Process) -> None:
-        """What the process says; an empty message is its end."""
+        """Receive a message of the process; an empty one means that it has ended."""
         try:
             body = process.desk.recv(LARGEST_MESSAGE)
         except BlockingIOError:
@@ -247,7 +247,7 @@ class Desk:
                 for ended in process.asked.values():
                     if not ended.done():
                         ended.set_exception(Unreachable(_RESTARTED))
-                        ended.exception()  # whoever has its answer does not ask
+                        ended.exception()  # marks it as read: a client that has its answer does not look
                 process.gone.set()
                 process.commits.put(None)
 

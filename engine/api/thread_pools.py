@@ -22,7 +22,7 @@ MOST_WAITING = 500  #: calls that wait for threads of one kind; more are refused
 
 
 class Kind(StrEnum):
-    """What threads are for."""
+    """The kinds of requests, each with its own threads."""
 
     CONTROL = "control"  #: changes, and the reads and checks for them
     STATUS = "status"  #: the status alone, which takes milliseconds

@@ -108,8 +108,8 @@ def periodic_part(counts: Floats, whole: int, longest: float = math.inf) -> tupl
     """The mean and the strongest components of the FFT of the first ``whole`` counts, and the components' periods in buckets.
 
     A component belongs to the periodic part if its power stands out of the noise: a short burst spreads thinly over all bins and so stays
-    out, while daily arrivals concentrate in a few. There are at most MOST_COMPONENTS, none longer than ``longest``, and each occurs at least
-    twice. A sum below 0 is set to 0, as no negative number of jobs can arrive.
+    out, while daily arrivals concentrate in a few. There are at most MOST_COMPONENTS, none longer than ``longest``, and each occurs twice
+    or more. A sum below 0 is set to 0, as no negative number of jobs can arrive.
     """
     base = np.full(len(counts), counts.mean() if len(counts) else 0.0)
     if whole < _LEAST_BUCKETS or not np.ptp(counts):
