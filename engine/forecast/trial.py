@@ -1,4 +1,4 @@
-"""Jobs that are not submitted yet, put into a View to see what would become of them."""
+"""Jobs before their submission, put into a View to forecast them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...policies.contract import Demand, Phase, View
 from ..spec.model import JobSpec
 
 _DEMANDS = {"best-effort": Demand.BEST_EFFORT, "soft": Demand.SOFT, "strict": Demand.STRICT}
-#: What is not known of a job that nobody has seen run, in the columns that a View need not have.
+#: Values for a job that has never run, in the optional columns of a View.
 _OPTIONAL = {
     "protected": False, "protected_until": -math.inf, "profile": -1, "progress": math.nan, "lease_end": math.inf,
     "remaining_most": math.nan, "uncertainty": math.nan, "overhead": math.nan,
@@ -20,7 +20,7 @@ _OPTIONAL = {
 
 
 def with_job(view: View, spec: JobSpec, *, remaining: float = math.nan, model: int = -1, profile_gpus: int = 0) -> View:
-    """The view with one more, pending job, in the last row. ``remaining``: seconds that it takes, where it does not say so itself."""
+    """The view with one more, pending job, in the last row. ``remaining``: its seconds, unless its spec gives them."""
     jobs = view.jobs
     new: dict[str, Any] = {
         "id": max(jobs.id.tolist(), default=0) + 1, "submitted_at": view.now, "phase": Phase.PENDING, "gpus_min": spec.gpus_min,

@@ -88,15 +88,11 @@ def _auto(pool: dict[str, Any]) -> bool:
 
 
 def _tunes_itself(auto: dict[str, Any] | None, now: float) -> str:
-    """How, and when the next search comes."""
+    """Its objective and period, and the time of the next search."""
     if not auto:
         return ""
     coming = auto["why"] if auto["next"] is None else f"next search {fmt.expected(auto['next'], now)}"
     return f"every {fmt.duration(auto['period'])} for {auto['objective']}; {coming}"
-
-
-def _trouble(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [task for task in tasks if task["stuck"] or task["errors"]]
 
 
 def _policy_columns(now: float) -> list[Column]:
@@ -136,7 +132,7 @@ def _disk(room: dict[str, Any] | None) -> str:
 @pass_app
 @examples("stoker status", "stoker status --json")
 def status(app: App) -> Answer:
-    """Show the daemon, its runners and pools, and what is wrong with policies and periodic tasks."""
+    """Show the daemon, its runners and pools, and problems of policies and periodic tasks."""
     answer = app.client.get("/v1/status")
 
     def show() -> None:
@@ -160,7 +156,7 @@ def status(app: App) -> Answer:
             section("Policies that fail: nothing starts in their pools")
             print_table(failing, _policy_columns(now), "")
             write("".join(f"{row['pool']}: {row['remedy']}\n" for row in failing))
-        if wrong := _trouble(answer["tasks"]):
+        if wrong := [task for task in answer["tasks"] if task["stuck"] or task["errors"]]:
             section("Trouble")
             print_table(wrong, _task_columns(now), "")
         if notices := answer.get("notices"):

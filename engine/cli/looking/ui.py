@@ -22,10 +22,10 @@ from ..output import Answer, json_option, note, write
 @pass_app
 @examples("stoker ui", "stoker ui --no-open", "stoker ui --port 7500")
 def ui(app: App, port: int | None, no_open: bool) -> Answer:
-    """Open the live page in a browser: what runs, what waits and why, each job, and SQL.
+    """Open the live page in a browser: running jobs, waiting jobs with reasons, each job, and SQL.
 
-    The link works once, within five minutes, and for whoever has it with your rights: do not pass it on. The page itself stays
-    open for a week, also when the daemon is restarted. It is answered on this host only; from another one, reach it by 'ssh -L'.
+    The link works once, within five minutes, and gives your rights to its user: do not pass it on. The page itself stays open for
+    a week, also after a restart of the daemon. It is served on this host only; from another one, use 'ssh -L'.
     """
     answer = app.client.post("/v1/ui", {"port": port})
 
@@ -34,14 +34,9 @@ def ui(app: App, port: int | None, no_open: bool) -> Answer:
         if app.client.url or os.environ.get("SSH_CONNECTION"):
             where = f"{answer['port']}:127.0.0.1:{answer['port']}"
             note(f"from another host, first: ssh -L {where} HOST; then open the link there, within five minutes")
-        elif not no_open and _has_screen():
+        elif not no_open and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):  # a browser for the terminal is not started
             import webbrowser
 
             webbrowser.open(answer["url"])
 
     return Answer(answer, show, done=answer["url"])
-
-
-def _has_screen() -> bool:
-    """Whether a browser could show itself; one for the terminal is not started."""
-    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
