@@ -55,7 +55,7 @@ def server(host, name="tagger", **fields):
         ({"demand": Demand("strict", (Tier(4e9 / 2),))}, [("deadline", "a server has no end: it lives until it is cancelled; remove it")]),
         ({"gpus_min": 2, "gpus_max": 2}, [("gpus", "a server has one GPU; leave it out, and for several servers submit an array")]),
         ({"recipe": None, "command": ("python", "serve.py")},
-         [("kind", "infer serves a recipe or an entrypoint, whose task answers; a command that serves is of kind train")]),
+         [("kind", "infer is for a recipe or an entrypoint whose task answers; give a command that serves the kind train")]),
         ({"cron": "0 3 * * *"}, [("cron", "a server that never ends cannot recur; submit it once")]),
         ({"array_index": 0, "array_size": 2, "array_cap": 1, "name": "tagger[0]"},
          [("array.max_running", "servers do not end, so those beyond it would never start; remove it")]),
