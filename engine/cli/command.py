@@ -190,7 +190,7 @@ class Group(click.Group):
         """What each command says of itself, wrapped: click would cut it to a line."""
         commands = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
         with formatter.section("Commands"):
-            formatter.write_dl([(name, command.get_short_help_str(_WHOLE)) for name, command in commands if command and not command.hidden])
+            formatter.write_dl([(name, command.get_short_help_str(_WHOLE)) for name, command in commands if command])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         if self.examples:
@@ -222,7 +222,6 @@ class Lazy:
 
     target: str  #: module:attribute, relative to this package
     help: str
-    hidden: bool = False
 
 
 class LazyGroup(Group):
@@ -241,7 +240,7 @@ class LazyGroup(Group):
         return hint and f"; {hint}"
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [name for name, lazy in self.lazy.items() if not lazy.hidden]
+        return list(self.lazy)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         lazy = self.lazy.get(cmd_name)
@@ -252,9 +251,8 @@ class LazyGroup(Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, section in self.sections.items():
-            if rows := [(name, lazy.help) for name, lazy in section.items() if not lazy.hidden]:
-                with formatter.section(title):
-                    formatter.write_dl(rows, col_max=14)
+            with formatter.section(title):
+                formatter.write_dl([(name, lazy.help) for name, lazy in section.items()], col_max=14)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         if self.examples:
@@ -267,5 +265,5 @@ class LazyGroup(Group):
         """Names and options only: completing must not import every command."""
         from click.shell_completion import CompletionItem
 
-        shown = [(name, lazy.help) for name, lazy in self.lazy.items() if name.startswith(incomplete) and not lazy.hidden]
+        shown = [(name, lazy.help) for name, lazy in self.lazy.items() if name.startswith(incomplete)]
         return [CompletionItem(name, help=text) for name, text in shown] + click.Command.shell_complete(self, ctx, incomplete)

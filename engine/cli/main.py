@@ -71,7 +71,6 @@ SECTIONS: dict[str, dict[str, Lazy]] = {
         "service": Lazy("running.service:service", "Print a systemd user unit."),
         "completion": Lazy("completion:completion", "Print a shell's completion script."),
         "demo": Lazy("running.demo:demo", "Run a dozen real jobs and report on them."),
-        "docs": Lazy("docs:docs", "Write the reference of these commands.", hidden=True),
     },
 }
 

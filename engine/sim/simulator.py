@@ -190,7 +190,7 @@ class Simulation:
                 if self.fruitless > _FRUITLESS:
                     break
             elif self.lapsed and self.coming is None:
-                self._end_leases()
+                self._take_back(self._over(Actions()))  # the policy is not asked at this moment, so nothing is renewed
             if progress is not None and self.events % 256 == 0:
                 progress(self.recorder.over, len(self.arrivals))
         self.close(self.now if math.isinf(until) else until)
@@ -352,7 +352,6 @@ class Simulation:
         if actions.stops:
             self.evictions = self.evictions.after(actions.stops, self.now, self.options.limits)
         again = self._next_look(view, plan, actions)  # before the actions: the view is a window on the table
-        plan, actions = self._by_number(plan, actions)
         decided, delay = _Decided(plan, actions, self._over(actions), again), self.options.costs.commit
         if delay > 0:
             self.coming = decided
@@ -376,10 +375,6 @@ class Simulation:
         saved = not np.isnan(self.recorder.ended[source]) if of is None else of.left < of.work or (of.speed > 0 and of.since < self.now)
         return None if saved else f"job {source} has saved no checkpoint yet"
 
-    def _by_number(self, plan: Plan, actions: Actions) -> tuple[Plan, Actions]:
-        """The same of rows of the workload, which are the ids of its jobs."""
-        return plan, actions
-
     def _in_force(self, _: int) -> None:
         decided, self.coming = self.coming, None
         assert decided is not None
@@ -395,8 +390,8 @@ class Simulation:
             self.agenda.put(decided.again, EventKind.WAKE, NOBODY)
         if actions.stops:  # as the daemon looks again at once: what was free all along may suit somebody now
             self.agenda.put(self.now, EventKind.WAKE, NOBODY)
-        idle = not (self.acted or self.to_come) and math.isinf(self.agenda.next())
-        self.fruitless = self.fruitless + 1 if idle or self._only_wakes() else 0
+        none_runs = len(self.waiting) >= len(self.table) or math.isinf(self.agenda.next())
+        self.fruitless = self.fruitless + 1 if none_runs and not (self.acted or self.to_come) else 0
 
     def _ask(self, view: View) -> Plan:
         start = time.perf_counter()
@@ -413,9 +408,6 @@ class Simulation:
         if not self.limited:
             return math.inf if plan.wake_at is None else plan.wake_at
         return next_look(view, plan, actions, self.options.limits, self.evictions)
-
-    def _only_wakes(self) -> bool:
-        return not (self.acted or self.to_come or len(self.waiting) < len(self.table))
 
     def _carry_out(self, plan: Plan, actions: Actions) -> None:
         sizes = ((job, one.batch_size) for job, one in plan.allocations.items() if job in self.table.at_hand)
@@ -454,10 +446,6 @@ class Simulation:
 
     def _has_run_out(self, number: int) -> bool:
         return self._is(number, Phase.ACTIVE) and self.table.at_hand[number].lease_end <= self.now
-
-    def _end_leases(self) -> None:
-        """The policy is not asked at this moment, so nothing is renewed."""
-        self._take_back(self._over(Actions()))
 
     def _take_back(self, over: list[int]) -> None:
         for number in over:

@@ -70,11 +70,9 @@ class RewardModel(Protocol):
 
     def predict(self, configs: Sequence[Configuration]) -> Sequence[float]:
         """Rewards, corrected by measurements near them in this search."""
-        ...
 
     def expected(self, configs: Sequence[Configuration]) -> Sequence[float]:
         """Rewards without that correction, by which unlike configurations compare."""
-        ...
 
     def learn(self, config: Configuration, figures: TrialFigures, reference: TrialFigures) -> None: ...
 

@@ -38,10 +38,6 @@ class Ending(NamedTuple):
     message: str | None
 
 
-def mentions_out_of_memory(log: bytes) -> bool:
-    return _OUT_OF_MEMORY.search(log[-_SEARCHED:]) is not None
-
-
 def _only_the_hosts(log: bytes) -> bool:
     """Whether the host's memory ran out: more GPU memory would not help."""
     lines = [line for line in log[-_SEARCHED:].splitlines() if _OUT_OF_MEMORY.search(line)]
@@ -87,7 +83,7 @@ def judge(
         return Ending("oom", f"the kernel killed it, out of main memory: {_LESS}")
     if _only_the_hosts(log):
         return Ending("oom", f"out of main memory: {_LESS}")
-    if exit_code == OOM_EXIT or mentions_out_of_memory(log):
+    if exit_code == OOM_EXIT or _OUT_OF_MEMORY.search(log[-_SEARCHED:]):
         return Ending("oom", f"out of memory: use a smaller batch, ask for GPUs with more of it (gpu_memory), or {SMALLER}")
     return Ending("failed", _failed(exit_code, log))
 

@@ -40,7 +40,7 @@ def run(spec: JobSpec, task: Task, cap: int, accumulate: int | None, device: tor
     answer = {
         "name": spec.name,
         "model": spec.model,
-        "device": device_name(device),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "emulated on the CPU",
         "emulated": on.emulated,
         "pieces": len(measured.pieces),
     }
@@ -77,10 +77,6 @@ def whole_device(device: torch.device) -> Device:
     if device.type == "cuda":
         return CudaDevice(torch.cuda.get_device_properties(device).total_memory, device)
     return MeteredDevice(1 << 60)
-
-
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "emulated on the CPU"
 
 
 def _say(line: str) -> None:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import click
 import pytest
+from reference import commands, policies, reference
 from stoker.engine import errors
 from stoker.engine.cli import main as entry
-from stoker.engine.cli.docs import commands, policies, reference
 from stoker.engine.cli.foreign_words import COMMANDS, OPTIONS, WITH_A_JOB
 from stoker.engine.cli.main import EXIT_CODES, SECTIONS, cli, run
 
@@ -40,7 +40,7 @@ def stoker(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Stoker:
 
 def everything() -> list[tuple[str, click.Command]]:
     context = click.Context(cli, info_name="stoker")
-    return [(path, command) for path, command, _ in commands(cli, context)] + [("stoker docs", cli.get_command(context, "docs"))]
+    return [(path, command) for path, command, _ in commands(cli, context)]
 
 
 ALL = everything()
@@ -146,11 +146,11 @@ def test_submitting_a_command_imports_no_framework() -> None:
 
 
 def test_reference_is_up_to_date() -> None:
-    assert (ROOT / "docs/cli.md").read_text() == reference(cli), "write it anew with: stoker docs docs/cli.md"
+    assert (ROOT / "docs/cli.md").read_text() == reference(cli), "write it anew with: python docs/reference.py"
 
 
 def test_page_of_the_policies_is_up_to_date() -> None:
-    assert (ROOT / "docs/policies.md").read_text() == policies(), "write it anew with: stoker docs --policies docs/policies.md"
+    assert (ROOT / "docs/policies.md").read_text() == policies(), "write it anew with: python docs/reference.py"
 
 
 def test_every_kind_of_error_has_a_documented_exit_code() -> None:
@@ -306,7 +306,7 @@ def test_without_a_daemon_the_remedy_is_named(stoker: Stoker, line: str) -> None
 
 def test_every_command_is_tried_with_bad_input() -> None:
     tried = {case[0][0] for case in BAD} | {line.split()[0] for line in NEEDS_DAEMON}
-    names = {path.split()[1] for path, _ in ALL} - {"demo", "docs"}
+    names = {path.split()[1] for path, _ in ALL} - {"demo"}
     assert names <= tried
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import click
 import pytest
 from e2e import until
-from stoker.engine.cli.docs import commands
+from reference import commands
 from stoker.engine.cli.main import cli, run
 from stoker.engine.client import Client
 from stoker.engine.errors import NotFound, UsageError

@@ -95,10 +95,6 @@ def _tunes_itself(auto: dict[str, Any] | None, now: float) -> str:
     return f"every {fmt.duration(auto['period'])} for {auto['objective']}; {coming}"
 
 
-def _trouble(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [task for task in tasks if task["stuck"] or task["errors"]]
-
-
 def _policy_columns(now: float) -> list[Column]:
     return [
         Column("POOL", "pool"),
@@ -160,7 +156,7 @@ def status(app: App) -> Answer:
             section("Policies that fail: nothing starts in their pools")
             print_table(failing, _policy_columns(now), "")
             write("".join(f"{row['pool']}: {row['remedy']}\n" for row in failing))
-        if wrong := _trouble(answer["tasks"]):
+        if wrong := [task for task in answer["tasks"] if task["stuck"] or task["errors"]]:
             section("Trouble")
             print_table(wrong, _task_columns(now), "")
         if notices := answer.get("notices"):

@@ -34,14 +34,9 @@ def ui(app: App, port: int | None, no_open: bool) -> Answer:
         if app.client.url or os.environ.get("SSH_CONNECTION"):
             where = f"{answer['port']}:127.0.0.1:{answer['port']}"
             note(f"from another host, first: ssh -L {where} HOST; then open the link there, within five minutes")
-        elif not no_open and _has_screen():
+        elif not no_open and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):  # a browser for the terminal is not started
             import webbrowser
 
             webbrowser.open(answer["url"])
 
     return Answer(answer, show, done=answer["url"])
-
-
-def _has_screen() -> bool:
-    """Whether a browser could show itself; one for the terminal is not started."""
-    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

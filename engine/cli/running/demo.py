@@ -55,7 +55,7 @@ def demo(app: App, slots: int | None, out: Path, keep: bool) -> Answer:
     began = time.monotonic()
     client = Client(home, url="", token="")
     stoker = [sys.executable, "-m", "stoker", "--home", str(home.path)]
-    if slots is None and not _has_gpu():
+    if slots is None and not Path("/dev/nvidiactl").exists():
         slots = 2
     up = [*stoker, "up", "--detach", *(["--slots", str(slots)] if slots else [])]
     _run(up, "the daemon did not start; see above")
@@ -79,10 +79,6 @@ def demo(app: App, slots: int | None, out: Path, keep: bool) -> Answer:
     if failed:
         raise StokerError(f"not completed: {', '.join(failed)}")
     return Answer(summary, lambda: _show(summary))
-
-
-def _has_gpu() -> bool:
-    return Path("/dev/nvidiactl").exists()
 
 
 def _run(

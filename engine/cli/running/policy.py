@@ -124,7 +124,7 @@ def list_(app: App) -> Answer:
 
     def show() -> None:
         section("Policies")
-        about = [Column("POLICY", "name"), Column("", lambda row: _first_line(row["doc"]), flexible=True)]
+        about = [Column("POLICY", "name"), Column("", lambda row: row["doc"].strip().split("\n")[0], flexible=True)]
         print_table(answer["policies"], about, "none")
         section("In force")
         if missed:
@@ -133,10 +133,6 @@ def list_(app: App) -> Answer:
             print_table(answer["pools"], pool_columns(answer["pools"], time.time()), "no pools yet; they come with their runners")
 
     return Answer(answer, show)
-
-
-def _first_line(doc: str) -> str:
-    return doc.strip().split("\n")[0]
 
 
 @policy.command("show")

@@ -318,7 +318,7 @@ def write_file(found: Trace, to: Path, force: bool) -> None:
         mode = _mode(to)
         if stat.S_ISDIR(mode):
             raise UsageError(f"--to: {to} is a folder: name a file in it")
-        if mode and _keeps(mode) and not force:
+        if (stat.S_ISREG(mode) or stat.S_ISBLK(mode)) and not force:  # not pipes and terminals, in which nothing is replaced
             raise UsageError(f"--to: {to} exists: name another file, or give --force")
         zipped = to.suffix == ".gz"
         if mode and not stat.S_ISREG(mode):
@@ -335,11 +335,6 @@ def _mode(path: Path) -> int:
         return path.stat().st_mode
     except FileNotFoundError:
         return 0
-
-
-def _keeps(mode: int) -> bool:
-    """Whether what is written there takes the place of something: so of files and disks, and not of pipes and terminals."""
-    return stat.S_ISREG(mode) or stat.S_ISBLK(mode)
 
 
 def _replace(found: Trace, to: Path, zipped: bool) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ....policies.contract import Bools, Floats, Ints
+from ....policies.contract import Bools, Floats
 from ..cluster import Cluster
 from ..workload import Workload
 from .result import Fates, Result, Usage
@@ -134,7 +134,7 @@ def has_deadline(workload: Workload) -> Bools:
 
 def reward_of(workload: Workload, fates: Fates) -> Floats:
     """Reward of the deadline that each job met (002 fig. 5.5a): 0 of one that met none or never ended, NaN without deadlines."""
-    owner = _tier_owner(workload)
+    owner = np.repeat(np.arange(len(workload)), np.diff(workload.tier_start))
     met = np.where(finished(fates)[owner], fates.ended[owner], np.inf) <= workload.tier_deadline
     reward = np.where(has_deadline(workload), 0.0, np.nan)
     np.maximum.at(reward, owner[met], workload.tier_reward[met])
@@ -199,11 +199,6 @@ def _speed(workload: Workload, rows: Bools, share: Floats, node: int) -> Floats:
             best = np.maximum.accumulate([of_model.throughput.consolidated(n, node) for n in gpus.tolist()])
             speed[alike] = np.interp(held[alike], gpus, best) / best[0]
     return speed
-
-
-def _tier_owner(workload: Workload) -> Ints:
-    """Job of each deadline."""
-    return np.repeat(np.arange(len(workload)), np.diff(workload.tier_start))
 
 
 def _utilisation(usage: Usage, span: tuple[float, float] | None, gpus: int) -> float | None:

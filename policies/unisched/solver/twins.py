@@ -51,7 +51,7 @@ def _kinds(problem: Problem, tolerance: float) -> Ints:
     jobs = [problem.lease, problem.first_slot, memory, np.diff(problem.option_start), _steps(problem.now_reward, tolerance)]
     options = [problem.option_gpus, problem.option_leases, _steps(problem.option_bonus, tolerance), *problem.option_cells.T]
     tiers = [problem.tier_leases, _steps(problem.tier_reward, tolerance)]
-    of_job, of_options, of_tiers = (_bytes(table) for table in (jobs, options, tiers))
+    of_job, of_options, of_tiers = (np.column_stack(table).astype(np.int64).tobytes() for table in (jobs, options, tiers))
     widths = 8 * len(jobs), 8 * len(options), 8 * len(tiers)
     found: dict[bytes, int] = {}
     option, tier = (problem.option_start * widths[1]).tolist(), (problem.tier_start * widths[2]).tolist()
@@ -75,10 +75,6 @@ def _steps(rewards: Floats, tolerance: float) -> Ints:
     some = rewards > 0
     steps[some] = np.floor(np.log(rewards[some]) / np.log1p(tolerance)).astype(np.int64)
     return steps
-
-
-def _bytes(columns: list[Ints]) -> bytes:
-    return np.column_stack(columns).astype(np.int64).tobytes()
 
 
 def _reduced(problem: Problem, first: Ints, kind: Ints) -> tuple[Problem, float]:

@@ -1,4 +1,7 @@
-"""docs/cli.md, written from the commands themselves; a test holds the file against them."""
+"""Writes docs/cli.md and docs/policies.md from the commands and the policies themselves; tests hold the files against them.
+
+.venv/bin/python docs/reference.py
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
-
-from .command import Command, Group, LazyGroup, examples
-from .main import EXIT_CODES, cli
-from .output import write
-from .running.policy import range_of
+from stoker.engine.cli.command import Command, Group
+from stoker.engine.cli.main import EXIT_CODES, cli
+from stoker.engine.cli.running.policy import range_of
+from stoker.policies import registry
 
 INTRODUCTION = """\
 # Command line
 
-*Written by `stoker docs`; change the commands, not this file.*
+*Written by `docs/reference.py`; change the commands, not this file.*
 
 `stoker [--home DIR] [--url URL] COMMAND …`: `--home` and `--url` may also stand after the command.
 
@@ -32,7 +34,7 @@ INTRODUCTION = """\
 POLICIES = """\
 # Policies
 
-*Written by `stoker docs --policies` from the policies themselves.*
+*Written by `docs/reference.py` from the policies themselves.*
 
 `stoker policy set NAME KEY=VALUE …` puts one in force for a pool, `stoker simulate TRACE --policy NAME,KEY=VALUE` tries it on a
 trace. "002" is the thesis whose systems Stoker implements; where it or a paper leaves something open, the policy says here what was
@@ -78,7 +80,7 @@ def _page(path: str, command: click.Command, context: click.Context) -> Iterator
         yield "```sh\n" + "\n".join(command.examples) + "\n```\n"
 
 
-def reference(root: LazyGroup) -> str:
+def reference(root: click.Group) -> str:
     """The whole page."""
     context = click.Context(root, info_name="stoker")
     parts = [INTRODUCTION]
@@ -90,8 +92,6 @@ def reference(root: LazyGroup) -> str:
 
 def policies() -> str:
     """The page of all policies, from their docstrings and their configurations."""
-    from ...policies import registry
-
     parts = [POLICIES]
     for policy in registry.describe():
         parts.append(f"## {policy['name']}\n\n{policy['doc']}\n")
@@ -104,16 +104,7 @@ def policies() -> str:
     return "\n".join(parts)
 
 
-@click.command(cls=Command)
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path), required=False)
-@click.option("--policies", "of_policies", is_flag=True, help="The page of the policies in place of that of the commands.")
-@examples("stoker docs docs/cli.md", "stoker docs --policies docs/policies.md")
-def docs(file: Path | None, of_policies: bool) -> None:
-    """Write the reference of all commands, or of all policies, to FILE, or to the terminal."""
-    if not isinstance(cli, LazyGroup):
-        raise AssertionError("the root is a lazy group")
-    text = policies() if of_policies else reference(cli)
-    if file is None:
-        write(text)
-    else:
-        file.write_text(text)
+if __name__ == "__main__":
+    here = Path(__file__).parent
+    (here / "cli.md").write_text(reference(cli))
+    (here / "policies.md").write_text(policies())
