@@ -1,4 +1,4 @@
-"""Hosts that lack what a job needs to start, pools whose runners have yet to come, runners that may not serve, and those of former versions."""
+"""Hosts that lack what a job needs to start, pools whose runners have yet to come, runners that may not serve or are outdated."""
 
 from __future__ import annotations
 
