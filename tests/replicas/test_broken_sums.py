@@ -143,8 +143,11 @@ def test_what_a_member_told_earlier_is_not_taken_for_what_it_tells_now_where_it_
         for one, before in zip(groups_of, earlier, strict=True):
             pool.submit(late, one, before)
             time.sleep(0.1)
-        decisions = [pool.submit(groups_of[1].meet).result(), meeting.result()]
-    assert all(share.kept == () for decision in decisions for share in decision.shares.values())
+        try:
+            for each in (meeting, pool.submit(groups_of[1].meet)):
+                assert all(share.kept == () for share in each.result().shares.values())
+        finally:
+            STOP.set()
 
 
 def test_a_state_is_waited_for_as_long_as_its_member_answers() -> None:
