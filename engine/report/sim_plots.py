@@ -11,7 +11,8 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from ...policies.contract import Floats, Ints
+from ...policies.contract import Floats
+from ..sim.results.result import Bars
 from .data import MOST_BARS, MOST_POINTS, Steps
 from .style import FONT, INK, PALETTE, durations, figure, finish, label, legend_above, log_durations
 
@@ -20,17 +21,6 @@ MOST_GPUS = 64  #: rows of a Gantt chart
 _SLICES = 400  #: of the time, for what changes over it
 _SHORTEST = 1.0  #: s; the left edge of a logarithmic axis of times
 _STYLES = ("-", "--", ":", "-.")
-
-
-@dataclass(frozen=True, slots=True)
-class Stays:
-    """Which job held which GPUs when: from ``gpu`` on, ``gpus`` of them."""
-
-    job: Ints
-    begins: Floats
-    ends: Floats
-    gpu: Ints
-    gpus: Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +34,7 @@ class Curve:
     moments: Floats  #: at which the two that follow changed
     busy: Floats
     waiting: Floats
-    stays: Stays
+    stays: Bars
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +154,7 @@ def _simulated_time(axes: Axes, study: Comparison) -> None:
     axes.set_xlabel(f"simulated time ({durations(axes, length)})")
 
 
-def _bars(axes: Axes, stays: Stays, rows: int, begin: float) -> None:
+def _bars(axes: Axes, stays: Bars, rows: int, begin: float) -> None:
     """One collection for all bars: thousands of patches would take minutes. Of too many the longest are drawn."""
     chosen = np.flatnonzero((stays.gpu < rows) & (stays.ends > stays.begins))
     if len(chosen) > MOST_BARS:

@@ -10,17 +10,16 @@ import numpy as np
 
 from ...errors import NotFound, UsageError, nearest
 from ...json_rows import objects
+from ...sim.results.figures import Figure, Figures, Long
 from ...studies.stored_simulations import NewRun, add_run
 from ..call import Call, endpoint
 
 MOST_RUNS = 1000  #: of a listing
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]  #: of an INTEGER column
-Long = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  #: of a BIGINT column
-Figure = Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]  #: of seconds at most, on the largest cluster for the longest time
 Text = Annotated[str, msgspec.Meta(max_length=10_000)]
 
 
-class RunRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RunRow(Figures, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The columns of `sim_runs` that the client knows."""
 
     study: Text
@@ -41,20 +40,6 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     dropped: Long
     not_submitted: Long = 0
     undecided: Long = 0
-    jct_avg: Figure | None
-    jct_p50: Figure | None
-    jct_p99: Figure | None
-    wait_avg: Figure | None
-    wait_p99: Figure | None
-    makespan: Figure | None
-    slo_violations: Figure | None
-    r_slo: Figure | None
-    rho_avg: Figure | None
-    rho_max: Figure | None
-    fair_share: Figure | None
-    utilisation: Figure | None
-    preemptions: Long
-    lost_gpu_time: Figure
     events: Long
     decisions: Long
     plan_seconds: Figure

@@ -78,8 +78,8 @@ async def _commit(call: Call, upload: Upload) -> dict[str, Any]:
 
 def _existing(call: Call, request: NewTrace) -> dict[str, Any] | None:
     """The answer when the trace is there already; Conflict when another one has its name. So the writer is not asked in vain."""
-    number = known_trace(request, call.daemon.store.objects("api/traces", request.name))
-    return None if number is None else {"id": number, "name": request.name, "jobs": request.jobs, "existing": True}
+    number = known_trace(request, call.daemon.store.objects("api/traces", request.about.name))
+    return None if number is None else {"id": number, "name": request.about.name, "jobs": request.jobs, "existing": True}
 
 
 async def list_traces(call: Call) -> dict[str, Any]:

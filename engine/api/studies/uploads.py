@@ -53,20 +53,7 @@ class Upload:
         self.last = last
 
     def request(self) -> NewTrace:
-        about = self.trace
-        return NewTrace(
-            name=about.name,
-            format=about.format,
-            source=about.source,
-            sha256=about.sha256,
-            starts_at=about.starts_at,
-            jobs=self.total or self.jobs,
-            dropped=about.dropped,
-            repaired=about.repaired,
-            recipe=about.recipe,
-            user=self.user,
-            slices=self._slices,
-        )
+        return NewTrace(self.trace, self.total or self.jobs, self.user, self._slices)
 
     def _slices(self) -> Iterator[list[dict[str, Any]]]:
         for packed in self.packed:
