@@ -259,7 +259,7 @@ class Group:
         One that is asked to stop while it waits says so, but takes the step if the others have counted on it meanwhile.
         """
         result: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._join(result)
+        asked = {self._join(result)}
         until = time.monotonic() + self.settings.goodbye if self.me.leaving else math.inf
         while True:
             try:
@@ -267,7 +267,7 @@ class Group:
             except queue.Empty:
                 if self._stop() and not self.me.leaving:
                     self.tell(leaving=True)
-                    self._join(result)
+                    asked.add(self._join(result))
                     until = time.monotonic() + self.settings.goodbye
                 if time.monotonic() > until:
                     raise Interrupted from None
@@ -277,24 +277,28 @@ class Group:
             if isinstance(found, Exception):
                 log.debug("no quorum at %s: %s", self._lighthouse, found)
                 raise _Silent
-            if any(one.lease == self.me.lease and one.leaving for one in found):
+            if asked.isdisjoint(found):  # what it told earlier was on its way for long, and has come to the lighthouse after this
+                self._join(result)
+                continue
+            if any(one.lease == self.me.lease and one.leaving for one in found.values()):
                 raise Interrupted
-            return [one for one in found if one.group == self.me.group]
+            return [one for one in found.values() if one.group == self.me.group]
 
-    def _join(self, result: queue.SimpleQueue[Any]) -> None:
-        """Ask the lighthouse who takes the next step: the answer, or what went wrong, comes when all are there."""
-        client, me = self._client, self.me
+    def _join(self, result: queue.SimpleQueue[Any]) -> str:
+        """Tell the lighthouse that it takes the next step, in these words: those of all, or what went wrong, come when all are there."""
+        client, me, words = self._client, self.me, self.me.encoded()
         wait = timedelta(seconds=3 * self.settings.quorum_timeout)
 
         def call() -> None:
             try:
                 found = client.quorum(self._name(), timeout=wait, address=me.address, store_address=me.store, step=me.step, world_size=1,
-                                      shrink_only=False, data={"member": me.encoded()})  # fmt: skip
-                result.put([decoded(str(one.data["member"])) for one in found.participants])
+                                      shrink_only=False, data={"member": words})  # fmt: skip
+                result.put({text: decoded(text) for one in found.participants for text in [str(one.data["member"])]})
             except Exception as error:
                 result.put(error)
 
         threading.Thread(target=call, name="quorum", daemon=True).start()
+        return words
 
     def _beat(self) -> None:
         """Signs of life, while there is a group to be in."""
@@ -423,14 +427,18 @@ class Group:
                     raise work
                 work.wait()
         except RuntimeError as error:
-            log.info("a member was lost (%s); the step goes on with those who are left", str(error).rpartition("] ")[2][:100])
             self.lost += time.monotonic() - began
-            self.tell(doubts=tuple({*self.me.doubts, decision.leases}))  # another one may have ended the same sum well
-            self.failed(decision)
+            self.broken(decision, f"a member was lost ({str(error).rpartition('] ')[2][:100]})")
             return False
         finally:
             self._summing = None
         return True
+
+    def broken(self, decision: Decision, why: str) -> None:
+        """A sum is worth nothing here; another one may have ended it well."""
+        log.info("%s; the step goes on with those who are left", why)
+        self.tell(doubts=tuple({*self.me.doubts, decision.leases}))
+        self.failed(decision)
 
     def _patience(self, decision: Decision) -> float:
         """Seconds for which one that computes, or copies a state, is waited for: a lost one is mostly noticed at once."""
