@@ -1,6 +1,7 @@
 """Members of a group of replicas as real worker processes, without a daemon: a test or a benchmark is what tells them who lives.
 
-They are forked from a process that has imported what a worker imports, one in each process that asks.
+They are forked from a process that has imported what a worker imports, one in each process that asks. They end with it,
+and it ends with that.
 """
 
 from __future__ import annotations
@@ -15,18 +16,20 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from replicas_links import Host, ends_with, enter
 from stoker.engine.protocol import Assignment, Replica, ReplicaGroup
 from stoker.engine.spec.model import JobSpec, Replicas, Stop
 from stoker.runners.lease.rundir import ENV_CHECKPOINTS, ENV_RUN_DIR, REPLICAS, write_atomically
 
 HERE = Path(__file__).parent
+TAKEN = "taken.jsonl"
 PATIENCE = float(os.environ.get("STOKER_TEST_PATIENCE", "1"))
 
 
@@ -42,7 +45,8 @@ class Member:
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.kept.getsockname()[1]}"
+        host, port = self.kept.getsockname()
+        return f"{host}:{port}"
 
     @property
     def log(self) -> str:
@@ -51,12 +55,21 @@ class Member:
 
     @property
     def reports(self) -> list[dict[str, Any]]:
-        path = self.directory / "reports-0.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines() if line] if path.exists() else []
+        return _lines(self.directory / "reports-0.jsonl")
 
     @property
     def step(self) -> int:
         return max((report["step"] for report in self.reports), default=0)
+
+    @property
+    def taken(self) -> list[list[Any]]:
+        """The steps that it took with others: number, digest of the states before and after, leases of the members."""
+        return _lines(self.directory / TAKEN)
+
+    @property
+    def saved(self) -> int:
+        """Step of its newest checkpoint."""
+        return max((report.get("checkpoint", 0) for report in self.reports), default=0)
 
     @property
     def weights(self) -> str:
@@ -64,11 +77,17 @@ class Member:
         return self.log.rpartition("; weights ")[2].split()[0]
 
 
-def kept_port() -> socket.socket:
+def _lines(path: Path) -> list[Any]:
+    """Those that are whole: the last one may be half written."""
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def kept_port(host: Host | None) -> socket.socket:
     """Of the kernel. Whoever asks for this very port, and lets others bind it too, can listen on it."""
-    found = socket.socket()
+    found = socket.socket() if host is None else host.new_socket()
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    found.bind(("127.0.0.1", 0))
+    found.bind(("127.0.0.1" if host is None else host.address, 0))
     return found
 
 
@@ -85,6 +104,8 @@ class World:
     saved: dict[int, int] = field(default_factory=dict)  #: tasks that have a checkpoint, as the daemon knows, and its step
     first: int = 0  #: lease since there was none
     mute: bool = False  #: the daemon is dead: nobody hears who lives
+    deaf: frozenset[int] = frozenset()  #: tasks whose link to the daemon is cut
+    hosts: Sequence[Host] = ()  #: of each task, none: this one
 
     def start(self, *indexes: int, spec: JobSpec | None = None) -> list[Member]:
         """Leases for these tasks, all in one word."""
@@ -95,12 +116,15 @@ class World:
             self.leases += 1
             directory = self.home / f"{index}" / f"run-{self.leases}"
             directory.mkdir(parents=True)
-            fresh.append(Member(index, self.leases, directory, kept_port()))
+            fresh.append(Member(index, self.leases, directory, kept_port(self._host(index))))
         self.members += fresh
         self.tell()
         for member in fresh:
             self._launch(member, spec or self.spec)
         return fresh
+
+    def _host(self, index: int) -> Host | None:
+        return self.hosts[index] if self.hosts else None
 
     def _launch(self, member: Member, spec: JobSpec) -> None:
         assignment = Assignment(
@@ -108,14 +132,14 @@ class World:
             rendezvous=member.address, replicas=self.word(),
         )  # fmt: skip
         write_atomically(member.directory / "assignment.json", msgspec.json.encode(assignment))
-        checkpoints = self.home / str(member.index) / "checkpoints"
+        checkpoints, host = self.home / str(member.index) / "checkpoints", self._host(member.index)
         env = {
             ENV_RUN_DIR: str(member.directory),
             ENV_CHECKPOINTS: str(checkpoints),
             "CUDA_VISIBLE_DEVICES": "",
-            "GLOO_SOCKET_IFNAME": "lo",
+            "GLOO_SOCKET_IFNAME": "lo" if host is None else "eth0",
         }
-        member.pid = nursery().start(env, member.directory / "output.log")
+        member.pid = nursery().start(env, member.directory / "output.log", namespace="" if host is None else str(host.namespace))
 
     def word(self) -> ReplicaGroup:
         members = sorted(self.members, key=lambda one: one.index)
@@ -135,7 +159,8 @@ class World:
         self.words += 1
         word = msgspec.json.encode(self.word())
         for member in self.members if not self.mute else ():
-            write_atomically(member.directory / REPLICAS, word)
+            if member.index not in self.deaf:
+                write_atomically(member.directory / REPLICAS, word)
 
     def kill(self, member: Member, number: int = signal.SIGKILL) -> None:
         """``kill -9``, and the daemon hears of it unless it is dead."""
@@ -178,8 +203,8 @@ def counting(least: int = 1, most: int = 3, steps: int = 40, timeout: float = 2.
 
 
 @contextmanager
-def world(home: Path, spec: JobSpec) -> Iterator[World]:
-    made = World(home, spec)
+def world(home: Path, spec: JobSpec, hosts: Sequence[Host] = ()) -> Iterator[World]:
+    made = World(home, spec, hosts=hosts)
     try:
         yield made
     finally:
@@ -204,9 +229,9 @@ class Nursery:
         self._channel.send(json.dumps(request).encode())
         return json.loads(self._channel.recv(1 << 16))
 
-    def start(self, env: dict[str, str], log: Path, call: str = "") -> int:
-        """``call``: a function of a module beside this one, as ``module:function``; by default the worker."""
-        return int(self._ask({"env": env, "log": str(log), "call": call}))
+    def start(self, env: dict[str, str], log: Path, call: str = "", namespace: str = "") -> int:
+        """``call``: a function of a module beside this one, as ``module:function``; by default the worker. It ends with this process."""
+        return int(self._ask({"env": env, "log": str(log), "call": call, "namespace": namespace}))
 
     def wait(self, pid: int, seconds: float) -> int | None:
         until = time.monotonic() + seconds
@@ -228,7 +253,9 @@ def nursery() -> Nursery:
 def _serve(channel: socket.socket) -> None:
     from stoker.runners.worker import worker
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asks ends the members
     codes: dict[int, int] = {}
+    own = os.getpid()
     while said := channel.recv(1 << 16):
         request = json.loads(said)
         if "poll" in request:
@@ -239,14 +266,33 @@ def _serve(channel: socket.socket) -> None:
             answer = codes.get(request["poll"])
         elif not (answer := os.fork()):
             channel.close()
+            ends_with(own)
             log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.dup2(log, 1)
             os.dup2(log, 2)
             os.environ.update(request["env"])
             os.chdir(HERE)
+            if request["namespace"]:
+                enter(Path(request["namespace"]))
             worker.script.begin()
-            worker.leave(_called(request["call"]) if request["call"] else worker.main())
+            worker.leave(_called(request["call"]) if request["call"] else _trained())
         channel.send(json.dumps(answer).encode())
+
+
+def _trained() -> int:
+    """The worker, which writes down each step that it takes."""
+    from stoker.runners.replicas import membership, replica_trainer
+    from stoker.runners.worker import worker
+
+    taken = os.open(Path(os.environ[ENV_RUN_DIR]) / TAKEN, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def after(history: str, step: int, leases: Sequence[int]) -> str:
+        found = membership.after(history, step, leases)
+        os.write(taken, json.dumps([step, history, found, list(leases)]).encode() + b"\n")
+        return found
+
+    replica_trainer.after = after
+    return worker.main()
 
 
 def _called(name: str) -> int:

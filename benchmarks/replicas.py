@@ -1,20 +1,25 @@
-"""A storm of kills, stops, pauses and joins over a training by replicas: which samples count, what is lost, whether all end alike.
+"""A storm of kills, stops, pauses, joins and cut links over a training by replicas: which samples count, and whether all end alike.
 
     python benchmarks/replicas.py [--steps 1000] [--members 4] [--events 40] [--ways replicas torchft ddp] [--seed 0]
 
-Real member processes on this host train to count: each use of a sample adds one to its own weight. Some are killed (kill -9), told to
-stop, or stand still for longer than ``quorum_timeout`` (as one whose link is cut); missing ones are started again.
+Real member processes train to count: each use of a sample adds one to its own weight. Some are killed (kill -9), told to stop, or stand
+still for longer than ``quorum_timeout``; missing ones are started again. Links are cut for a while: of some members to all others, both
+ways or one way, or from one member to one other. Each member is in a network namespace for that; where these are not permitted, it stands
+still instead, and a line says so.
 
-- replicas: Stoker's. The daemon's word is what this program tells; during a fifth of the events it is dead.
+- replicas: Stoker's. The daemon's word is what this program tells; for a while after a fifth of the events it is dead, and half of those
+  who are cut off do not hear it.
 - torchft: torchft alone, as its examples have it: one lighthouse, which is not killed, a shard of the data for each replica.
 - ddp: DDP; where one was lost all begin anew from the last checkpoint, of every 20 steps.
 
-``wrong``: samples that counted more or less often than once a pass; ``batches``: sizes of steps; ``alike``: of the members at the end,
-those with the weights of the first, bit for bit. ``recovery``: from an event to the next step but for a usual step, s.
+Over the other two a cut link is a pause. ``wrong``: samples that counted more or less often than once a pass; ``batches``: sizes of steps;
+``alike``: of the members at the end, those with the weights of the first, bit for bit; ``split``: steps that more than half of two groups
+took side by side. ``recovery``: from an event to the next step but for a usual step, s.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -22,14 +27,16 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from common import arguments, machine, progress, show
-from replica_members import Member, World, counting, nursery, world
+from replica_members import PATIENCE, Member, World, counting, nursery, world
+from replicas_links import hosts
+from stoker.runners.lease.rundir import PREEMPTED_EXIT
 from stoker.runners.network.addresses import free_port
 
 SAMPLES, BATCH, PACE, TIMEOUT = 64, 16, 0.001, 1.0
@@ -39,7 +46,7 @@ def events(count: int, steps: int, members: int, seed: int) -> list[tuple[int, s
     """At which step what happens to which task."""
     draw = random.Random(seed)
     at = sorted(draw.sample(range(5, max(steps - 10, 6 + count)), count))
-    return [(step, draw.choice(("kill", "kill", "stop", "pause")), draw.randrange(members)) for step in at]
+    return [(step, draw.choice(("kill", "kill", "stop", "pause", "cut", "cut")), draw.randrange(members)) for step in at]
 
 
 class Storm:
@@ -48,6 +55,8 @@ class Storm:
     def __init__(self, plan: Sequence[tuple[int, str, int]], seed: int) -> None:
         self.plan, self.draw = list(plan), random.Random(seed + 1)
         self.times: list[float] = []
+        self.later: list[tuple[float, Callable[[], None]]] = []  #: what ends an event, and when
+        self.lost: Counter[tuple[int, int]] = Counter()  #: hosts of whom the first sends to the second in vain, by how many cuts
 
     def due(self, step: int) -> tuple[str, int] | None:
         if not self.plan or step < self.plan[0][0]:
@@ -56,56 +65,147 @@ class Storm:
         self.times.append(time.time())
         return kind, index
 
+    def after(self, seconds: float, what: Callable[[], None]) -> None:
+        self.later.append((time.monotonic() + seconds, what))
+
+    def end_events(self) -> None:
+        now = time.monotonic()
+        ends = [what for until, what in self.later if until <= now]
+        self.later = [each for each in self.later if each[0] > now]
+        for what in ends:
+            what()
+
+    # ---- over replicas ----
+
+    def happen(self, there: World, kind: str, index: int) -> None:
+        member = next((member for member in there.members if member.index == index), None)
+        if kind == "cut" and there.hosts:
+            self._cut(there, index)
+        elif member is None or len(there.members) < 3:
+            return
+        elif kind in ("pause", "cut"):
+            os.kill(member.pid, signal.SIGSTOP)
+            self.after(1.5 * TIMEOUT, lambda: _signal(member, signal.SIGCONT))
+        else:
+            _signal(member, signal.SIGCONT)
+            _signal(member, signal.SIGKILL if kind == "kill" else signal.SIGTERM)
+        if self.draw.random() < 0.2:
+            there.mute = True
+            self.after(2 * TIMEOUT, lambda: _hears(there))
+
+    def _cut(self, there: World, index: int) -> None:
+        others = [other for other in range(len(there.hosts)) if other != index]
+        beside = self.draw.choice(others)
+        part = {index} if self.draw.random() < 0.6 else {index, beside}
+        lost = {(one, other) for one in part for other in {*others, index} - part}
+        way = self.draw.choice(("both", "to", "from", "one"))
+        if way == "one":
+            part, lost = set(), {(index, beside)}
+        elif way == "from":
+            lost = {(other, one) for one, other in lost}
+        elif way == "both":
+            lost |= {(other, one) for one, other in lost}
+        deaf = part if way == "both" and self.draw.random() < 0.5 else set()
+        there.deaf |= deaf
+        self._lose(there, lost, 1)
+
+        def mend() -> None:
+            self._lose(there, lost, -1)
+            there.deaf -= deaf
+            there.tell()
+
+        self.after(self.draw.uniform(0.1, 4.0) * TIMEOUT, mend)
+
+    def _lose(self, there: World, lost: Iterable[tuple[int, int]], more: int) -> None:
+        for pair in lost:
+            one, other = (there.hosts[index] for index in pair)
+            before = self.lost[pair]
+            self.lost[pair] += more
+            if not before:
+                one.lose(other)
+            elif not self.lost[pair]:
+                one.find(other)
+
+
+def _hears(there: World) -> None:
+    there.mute = False
+    there.tell()
+
+
+def _signal(member: Member, number: int) -> None:
+    if nursery().wait(member.pid, 0.0) is None:
+        os.kill(member.pid, number)
+
 
 def run_replicas(home: Path, steps: int, members: int, storm: Storm) -> dict[str, Any]:
     everyone: list[Member] = []
-    with world(home, counting(least=2, most=members, steps=steps, timeout=TIMEOUT, pace=PACE, batch=BATCH)) as there:
-        last, codes = survive(there, members, storm, everyone)
+    with contextlib.ExitStack() as held:
+        try:
+            links = held.enter_context(hosts(members))
+        except OSError as error:
+            progress(f"no link is cut, members stand still instead: {error}")
+            links = []
+        there = held.enter_context(
+            world(home, counting(least=2, most=members, steps=steps, timeout=TIMEOUT, pace=PACE, batch=BATCH), links)
+        )
+        last, failed = survive(there, members, storm, everyone)
     reached = sorted((report["ts"], report["step"]) for member in everyone for report in member.reports)
-    weights = [member.weights for member in last if f"finished at step {steps}" in member.log]
+    weights = [member.weights for member in last]
     used = [round(value) for value in _used(last)]
     passes = steps * BATCH / SAMPLES
     return {
         "way": "replicas", "steps": steps, "events": len(storm.times), "wrong": sum(not passes - 1 < count < passes + 1 for count in used),
-        "batches": BATCH, "alike": weights.count(weights[0]), "ended": len(weights), "failed": sum(code != 0 for code in codes),
+        "batches": BATCH, "alike": weights.count(weights[0]), "ended": len(weights), "split": len(splits(everyone)), "failed": failed,
     } | _pace(reached, storm.times)  # fmt: skip
 
 
-def survive(there: World, members: int, storm: Storm, everyone: list[Member]) -> tuple[list[Member], list[int]]:
-    """Train through the storm: those who were there at the end, and their exit codes. ``everyone`` who ever was is put into that list."""
+def survive(there: World, members: int, storm: Storm, everyone: list[Member]) -> tuple[list[Member], int]:
+    """Train through the storm: those who have taken the last step, and how many have ended as none should.
+
+    ``everyone`` who ever was is put into that list.
+    """
     everyone += there.start(*range(members))
-    while not any(ended(member) for member in there.members):
-        step = max((member.step for member in there.members), default=0)
-        if (event := storm.due(step)) is not None:
-            _happen(there, event, storm.draw)
-        present = {member.index for member in there.members}
-        if missing := [index for index in range(members) if index not in present]:
-            everyone += there.start(missing[0])
+    finished: list[Member] = []
+    failed, moved, step = 0, time.monotonic(), 0
+    while there.members:
+        storm.end_events()
+        for member in [each for each in there.members if nursery().wait(each.pid, 0.0) is not None]:
+            ended_well = (code := nursery().wait(member.pid, 0.0)) == 0
+            failed += code not in (0, -signal.SIGKILL, -signal.SIGTERM, PREEMPTED_EXIT)
+            there.done = there.done or ended_well
+            finished += [member] if ended_well and "finished at step" in member.log else []
+            there.saved[member.index] = max(there.saved.get(member.index, 0), member.saved)
+            there.ended(member)
+        farthest = max((member.step for member in there.members), default=0)
+        if farthest > step:
+            step, moved = farthest, time.monotonic()
+        elif time.monotonic() - moved > 120.0 * PATIENCE:
+            told = "\n".join(f"task {one.index}, lease {one.lease}:\n{one.log[-2000:]}" for one in there.members)
+            raise AssertionError(f"nobody goes on from step {step}:\n{told}")
+        if not any(ended(member) for member in (*there.members, *finished)):
+            if (event := storm.due(step)) is not None:
+                storm.happen(there, *event)
+            present = {member.index for member in there.members}
+            if missing := [index for index in range(members) if index not in present | there.deaf]:
+                everyone += there.start(missing[0]) if not there.mute else []
         time.sleep(0.02)
-    last = list(there.members)
-    return last, [there.wait(member, 120.0) for member in last]
+    return finished, failed
 
 
 def ended(member: Member) -> bool:
-    return "finished at step" in member.log or nursery().wait(member.pid, 0.0) is not None
+    return "finished at step" in member.log
 
 
-def _happen(there: World, event: tuple[str, int], draw: random.Random) -> None:
-    kind, index = event
-    found = [member for member in there.members if member.index == index]
-    if not found or len(there.members) < 3:
-        return
-    there.mute = draw.random() < 0.2
-    if kind == "pause":
-        os.kill(found[0].pid, signal.SIGSTOP)
-        time.sleep(1.5 * TIMEOUT)
-        os.kill(found[0].pid, signal.SIGCONT)
-    else:
-        there.kill(found[0], signal.SIGKILL if kind == "kill" else signal.SIGTERM)
-    if there.mute:
-        time.sleep(2 * TIMEOUT)
-        there.mute = False
-        there.tell()
+def splits(everyone: Sequence[Member]) -> list[int]:
+    """Steps that were taken twice, each time by more than half of those who were to take it, who lived beside each other."""
+    takers: dict[tuple[int, str], list[int]] = {}
+    wanted: dict[tuple[int, str], int] = {}
+    for member in everyone:
+        for step, _, history, leases in member.taken:
+            takers.setdefault((step, history), []).append(member.lease)
+            wanted[step, history] = len(leases)
+    lasting = Counter(step for (step, history), found in takers.items() if 2 * len(found) > wanted[step, history])
+    return sorted(step for step, count in lasting.items() if count > 1)
 
 
 def _used(last: Sequence[Member]) -> list[float]:
@@ -145,7 +245,7 @@ def run_torchft(home: Path, steps: int, members: int, storm: Storm) -> dict[str,
                     start(index)
             if (event := storm.due(step)) is not None:
                 kind, index = event
-                if kind == "pause":
+                if kind in ("pause", "cut"):
                     _pause(pids[index])
                 else:
                     os.kill(pids[index], signal.SIGKILL)
@@ -191,7 +291,7 @@ def run_ddp(home: Path, steps: int, members: int, storm: Storm) -> dict[str, Any
         while (step := max((row[0] for row in lines()), default=0)) < steps and time.monotonic() < until:
             if (event := storm.due(step)) is not None:
                 kind, index = event
-                if kind == "pause":
+                if kind in ("pause", "cut"):
                     _pause(pids[index])
                 else:
                     for pid in (pids[index], *pids):  # the others stand in a sum with it, and are ended too

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -19,45 +22,105 @@ PORT = 29_500
 HERE = Path(__file__)
 
 
-def _ip(*words: str, check: bool = True) -> None:
-    subprocess.run(words, check=check, capture_output=True)
+class Host:
+    """A network namespace of its own. It goes with the process that holds it, which ends with whoever has made it."""
+
+    def __init__(self, address: str = "") -> None:
+        self.address = address
+        self.holder = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "sleep", "infinity"], stderr=subprocess.PIPE)
+        self.namespace = Path(f"/proc/{self.holder.pid}/ns/net")
+        while self._shared():
+            if self.holder.poll() is not None:
+                assert self.holder.stderr is not None
+                raise OSError(f"network namespaces are not permitted here: {self.holder.stderr.read().decode().strip()}")
+            time.sleep(0.01)
+
+    def _shared(self) -> bool:
+        try:
+            return self.namespace.readlink() == Path("/proc/self/ns/net").readlink()
+        except OSError:  # it has just ended
+            return True
+
+    def argv(self, *words: str) -> list[str]:
+        return ["nsenter", f"--net={self.namespace}", *words]
+
+    def do(self, *words: str) -> None:
+        done = subprocess.run(self.argv(*words), capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise OSError(f"{' '.join(words)}: {done.stderr.strip()}")
+
+    def new_socket(self) -> socket.socket:
+        """One of this host's, for who is on another."""
+
+        def made() -> socket.socket:
+            enter(self.namespace)
+            return socket.socket()
+
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(made).result()
+
+    def lose(self, other: Host) -> None:
+        """What it sends to the other one is lost without a word; what that sends arrives."""
+        self.do("ip", "neigh", "replace", other.address, "lladdr", "02:00:00:00:00:01", "dev", "eth0", "nud", "permanent")
+
+    def find(self, other: Host) -> None:
+        self.do("ip", "neigh", "del", other.address, "dev", "eth0")
+
+    def close(self) -> None:
+        self.holder.kill()
+        self.holder.wait()
+
+
+def enter(namespace: Path) -> None:
+    """This thread, and those that it starts, are in that network from now on."""
+    with namespace.open() as file:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(file.fileno(), 0):
+            raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
+
+
+def ends_with(parent: int) -> None:
+    """Be killed as soon as the parent process ends, however that ends."""
+    death = 1  # PR_SET_PDEATHSIG
+    if ctypes.CDLL(None, use_errno=True).prctl(death, signal.SIGKILL) or os.getppid() != parent:
+        os._exit(1)
 
 
 @contextlib.contextmanager
-def hosts(count: int, link: float) -> Iterator[list[tuple[str, str]]]:
-    """Name and address of each; ``link``: Mbit/s each way, 0: as fast as it goes."""
-    prefix, subnet = f"b{os.getpid() % 100_000}", f"10.{177 + os.getpid() % 70}.{os.getpid() // 70 % 250}"
-    bridge, found = f"{prefix}br", [(f"{prefix}h{n}", f"{subnet}.{n + 1}") for n in range(count)]
-    try:
-        _ip("ip", "link", "add", bridge, "type", "bridge")
-        _ip("ip", "link", "set", bridge, "up")
-        for number, (name, address) in enumerate(found):
-            there, here = ("ip", "netns", "exec", name), f"{prefix}v{number}"
-            _ip("ip", "netns", "add", name)
-            _ip("ip", "link", "add", here, "type", "veth", "peer", "name", "eth0", "netns", name)
-            _ip("ip", "link", "set", here, "master", bridge, "up")
-            _ip(*there, "ip", "addr", "add", f"{address}/24", "dev", "eth0")
-            _ip(*there, "ip", "link", "set", "eth0", "up")
-            _ip(*there, "ip", "link", "set", "lo", "up")
+def hosts(count: int, link: float = 0.0) -> Iterator[list[Host]]:
+    """So many, behind a switch that nobody else sees. ``link``: Mbit/s each way, 0: as fast as it goes. OSError: not permitted."""
+    with contextlib.ExitStack() as held:
+
+        def host(address: str = "") -> Host:
+            made = Host(address)
+            held.callback(made.close)
+            return made
+
+        switch = host()
+        switch.do("ip", "link", "add", "switch", "type", "bridge")
+        switch.do("ip", "link", "set", "switch", "up")
+        found = [host(f"10.77.0.{number + 1}") for number in range(count)]
+        for number, one in enumerate(found):
+            port = f"port{number}"
+            switch.do("ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", str(one.holder.pid))
+            switch.do("ip", "link", "set", port, "master", "switch", "up")
+            one.do("ip", "addr", "add", f"{one.address}/24", "dev", "eth0")
+            one.do("ip", "link", "set", "eth0", "up")
+            one.do("ip", "link", "set", "lo", "up")
             if link:
                 rate = ("root", "tbf", "rate", f"{link:g}mbit", "burst", "128kb", "latency", "100ms")
-                _ip(*there, "tc", "qdisc", "add", "dev", "eth0", *rate)
-                _ip("tc", "qdisc", "add", "dev", here, *rate)
+                one.do("tc", "qdisc", "add", "dev", "eth0", *rate)
+                switch.do("tc", "qdisc", "add", "dev", port, *rate)
         yield found
-    finally:
-        for number, (name, _) in enumerate(found):
-            _ip("ip", "netns", "del", name, check=False)
-            _ip("ip", "link", "del", f"{prefix}v{number}", check=False)
-        _ip("ip", "link", "del", bridge, check=False)
 
 
 def run(link: float, count: int, **what: Any) -> list[Any]:
     """What the processes found, each in a host of its own."""
     with hosts(count, link) as there, contextlib.ExitStack() as started:
         processes = []
-        for number, (name, address) in enumerate(there):
-            told = json.dumps(what | {"number": number, "addresses": [one for _, one in there], "own": address})
-            command = ["ip", "netns", "exec", name, sys.executable, str(HERE), told]
+        for number, host in enumerate(there):
+            told = json.dumps(what | {"number": number, "addresses": [one.address for one in there], "own": host.address})
+            command = host.argv("setpriv", "--pdeathsig", "KILL", sys.executable, str(HERE), told)
             env = os.environ | {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
             started.callback(process.kill)

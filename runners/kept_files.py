@@ -1,4 +1,4 @@
-"""Disk space of the directories of jobs on this host: checkpoints, logs, and whatever else lies there."""
+"""Disk space of the jobs' directories on this host: checkpoints, logs, and all other files."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 from ..engine.protocol import MOST_JOB_FILES, JobFiles
 
-UNIT = 1 << 20  #: whole MiB are told: a log that grows by a line is no news
-MOST_ENTRIES = 10_000  #: that are looked at of a job: no job can keep the agent from its work
+UNIT = 1 << 20  #: sizes are reported in whole MiB, so that not each new line of a log is a change
+MOST_ENTRIES = 10_000  #: counted of a job, so that no job can keep the agent from its work
 
 
 def kept_files(home: Path) -> list[JobFiles]:
-    """All jobs of this home that keep a MiB or more, by number; of more than can be told, those that keep most."""
+    """All jobs of this home that keep a MiB or more, by number; if there are too many to report, those that keep most."""
     found = []
     for folder in _folders(home / "jobs"):
         if folder.name.isdecimal() and len(folder.name) < 16 and (size := _size(folder.path) // UNIT * UNIT):

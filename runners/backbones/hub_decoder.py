@@ -1,4 +1,4 @@
-"""A decoder of transformers' as recipes and prompts ask for one, whatever its architecture."""
+"""A decoder of transformers', of any architecture, with one interface for recipes and prompts."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class DecoderShape:
 
 @dataclass(frozen=True, slots=True)
 class DecoderParts:
-    head_is_last: bool  #: logits are what the head makes of the last states: some models scale or bound them
-    cache: str | None  #: the argument by which keys and values of earlier tokens are handed over; None: the model has none
+    head_is_last: bool  #: logits are the head's output for the last states; some models scale or bound them
+    cache: str | None  #: the argument for keys and values of earlier tokens; None: the model has none
 
 
 class HubDecoder(nn.Module):
@@ -36,7 +36,7 @@ class HubDecoder(nn.Module):
     def __init__(self, model: Any, context: int) -> None:
         super().__init__()
         self.model = model
-        self.skipped = 0  #: places before the first token, of a prompt that is trained
+        self.skipped = 0  #: places of a trained prompt before the first token
         config = model.config.get_text_config()
         vocabulary, hidden = self.embed_tokens.weight.shape
         self.shape = DecoderShape(vocabulary, hidden, config.num_hidden_layers, config.num_attention_heads, context)
@@ -56,7 +56,7 @@ class HubDecoder(nn.Module):
         return logits[:, self.skipped :]
 
     def continuation(self, ids: Sequence[int], tokens: int) -> list[int]:
-        """The likeliest token after each. Keys and values of those before are kept, where the model keeps any."""
+        """The likeliest token after each. Keys and values of earlier tokens are kept, if the model keeps any."""
         device, cache = self.embed_tokens.weight.device, None if self.skipped else self.found.cache
         found: list[int] = []
         now, given = list(ids), dict[str, Any]()
@@ -75,7 +75,7 @@ class HubDecoder(nn.Module):
         return found
 
     def answer(self, prompt: torch.Tensor, tokens: torch.Tensor, last: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
-        """Logits (batch, answers) of what follows ``tokens[last]`` after the prompt (tokens, hidden)."""
+        """Logits (batch, answers) of the token after ``tokens[last]``, after the prompt (tokens, hidden)."""
         vectors = self.embed_tokens(tokens)
         vectors = torch.cat([prompt.to(vectors.dtype).expand(len(tokens), -1, -1), vectors], 1)
         row, asked = torch.arange(len(last), device=last.device), last + len(prompt)
@@ -87,7 +87,7 @@ class HubDecoder(nn.Module):
         return found
 
     def answer_of_many(self, prompt: torch.Tensor, tokens: torch.Tensor, last: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
-        """The same without gradients, the prompt gone through once for the whole batch where the model keeps keys and values."""
+        """The same without gradients; a model that keeps keys and values computes the prompt once for the whole batch."""
         cache = self.found.cache
         if cache is None or not self.found.head_is_last:
             return self.answer(prompt, tokens, last, answers)
@@ -103,7 +103,7 @@ class HubDecoder(nn.Module):
 
     @cached_property
     def found(self) -> DecoderParts:
-        """By a look at one token, in evaluation mode, which draws nothing."""
+        """Found on one token, in evaluation mode, which draws nothing."""
         head, seen = self.model.get_output_embeddings(), list[torch.Tensor]()
         modes = {module: module.training for module in self.model.modules()}
         hook = head.register_forward_pre_hook(lambda _, given: seen.append(given[0]))

@@ -1,7 +1,7 @@
-"""Backbones that people have: a directory as transformers writes it, or a name in the local cache of Hugging Face's.
+"""Backbones of users: a directory as transformers writes it, or a name in Hugging Face's local cache.
 
-A directory is judged by its files alone, in milliseconds, so that a job that cannot be trained is refused when it is submitted. Nothing of
-transformers is imported here, and no torch.
+A directory is judged by its files alone, in milliseconds, so that a job that cannot be trained is refused when it is submitted. Neither
+transformers nor torch is imported here.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ ENV_DOWNLOAD = "STOKER_BACKBONES_DOWNLOAD"  #: set by a runner whose daemon says
 INSTALL = "install it with: pip install '.[llm]' in Stoker's source tree"
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
-_FILES = ("*.json", "*.safetensors", "tokenizer.model")  #: what is fetched of a model
-TIMM = "timm_wrapper"  #: what transformers calls a model of timm
+_FILES = ("*.json", "*.safetensors", "tokenizer.model")  #: the files of a model to fetch
+TIMM = "timm_wrapper"  #: transformers' type of a timm model
 _UNFINISHED = ".stoker-unfinished"  #: in a model's folder of the cache while it is fetched
 _PR_SET_PDEATHSIG = 1
 _LONGEST_HEADER = 100 << 20  #: bytes; safetensors allows no more
-_SAMPLES, _SAMPLE = 64, 1 << 12  #: of a file's weights: how many, and bytes of each
+_SAMPLES, _SAMPLE = 64, 1 << 12  #: number of samples of a file's weights, and bytes of each
 _TABLES = ("auto_mappings.py", "configuration_auto.py")  #: of transformers: types of models
-_NOT_THE_MODEL = ("_name_or_path", "transformers_version")  #: of a config: what may differ where the model is the same
+_NOT_THE_MODEL = ("_name_or_path", "transformers_version")  #: keys of a config that may differ for the same model
 
 
 def is_named(backbone: str) -> bool:
@@ -45,17 +45,17 @@ def is_named(backbone: str) -> bool:
 
 
 def short_name(backbone: str) -> str:
-    """What banks and people call it: the last part of its path or name."""
+    """Its name in banks and for people: the last part of its path or name."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", backbone.rstrip("/").rpartition("/")[2]).strip("-._") or "model"
 
 
 def is_here(backbone: str) -> bool:
-    """Whether its files are to be on this host: a name that the cache lacks may be in that of the runner's host, or is fetched there."""
+    """Whether its files must be on this host. A name that the cache lacks may be in the runner's cache, or is fetched there."""
     return backbone.startswith("/") or _cached(backbone) is not None
 
 
 def find(backbone: str) -> HubDirectory:
-    """The directory of a path or a name. UsageError: it is not there; StokerError: the package that carries it is not to be had."""
+    """The directory of a path or a name. UsageError: it is not there; StokerError: the package that carries it cannot be fetched."""
     if backbone in packaged.NAMES:
         return HubDirectory(backbone, packaged.directory(backbone))
     if backbone.startswith(("/", ".", "~")):
@@ -85,7 +85,7 @@ def _folder(name: str) -> Path:
 
 
 def _cached(name: str) -> Path | None:
-    """Directory of a model in the cache, in the version that its branch `main` had when it was fetched last."""
+    """Directory of a model in the cache, in its branch `main` as of the last fetch."""
     if not name or name.count("/") > 1 or name != name.strip("/") or ".." in name:
         return None
     folder = _folder(name)
@@ -99,8 +99,8 @@ def _cached(name: str) -> Path | None:
 
 
 def _fetched(name: str) -> Path | None:
-    """Fetch it, where that is allowed. In a process of its own: the library leaves threads, which a fork server must not have, and fetches
-    nothing where it was told so when it was imported, as `hub_model` does."""
+    """Fetch it, if that is allowed. It runs in a process of its own, as the library leaves threads, which a fork server must not have, and
+    as it fetches nothing once it was imported offline, as `hub_model` does."""
     if os.environ.get(ENV_DOWNLOAD) != "1" or name.count("/") != 1:
         return None
     if importlib.util.find_spec("huggingface_hub") is None:
@@ -117,13 +117,13 @@ def _fetch(name: str) -> None:
 
     folder = _folder(name)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / _UNFINISHED).touch()  # whoever is killed meanwhile leaves a part of the model, which must not be taken for the whole
+    (folder / _UNFINISHED).touch()  # a killed process leaves a part of the model, which must not be taken for the whole
     _require_sums(Path(snapshot_download(name, allow_patterns=list(_FILES), cache_dir=_cache())))
     (folder / _UNFINISHED).unlink(missing_ok=True)
 
 
 def _require_sums(found: Path) -> None:
-    """That files are what their names in the cache say, digests as Git and its large files have them: the library compares sizes alone."""
+    """Check files against the digests in their names in the cache (Git's, and those of large files): the library compares only sizes."""
     for path in sorted(found.rglob("*")):
         blob = path.resolve()
         said = blob.name
@@ -142,14 +142,14 @@ def _require_sums(found: Path) -> None:
 
 @dataclass(frozen=True)
 class HubDirectory:
-    """A model's files. What is asked of it raises UsageError, one line that begins with ``backbone:``, where they cannot be used."""
+    """A model's files. Its methods raise UsageError, one line that begins with ``backbone:``, if they cannot be used."""
 
     name: str  #: as the job has it
     path: Path
 
     @property
     def read(self) -> list[Path]:
-        """Directories that say what it is: another version in the cache is another model of the same name."""
+        """The directories that identify it: another version in the cache is another model of the same name."""
         refs = self.path.parents[1] / "refs"
         return [self.path, *([refs] if refs.is_dir() and self.path.parent.name == "snapshots" else [])]
 
@@ -160,13 +160,13 @@ class HubDirectory:
     def config(self) -> Mapping[str, Any]:
         found = self._json("config.json", "a directory as save_pretrained of transformers writes it has one")
         if "model_type" not in found and isinstance(found.get("architecture"), str) and isinstance(found.get("pretrained_cfg"), dict):
-            found["model_type"] = TIMM  # whose own files say no type; transformers calls them so
+            found["model_type"] = TIMM  # its own files have no type; this is transformers' word
         if not isinstance(found.get("model_type"), str):
-            raise self.error("has a config.json without model_type, which says what the model is")
+            raise self.error("has a config.json without model_type, the kind of the model")
         return found
 
     def check(self, *, texts: bool) -> None:
-        """That it can be loaded as far as files tell; ``texts``: that it has a tokenizer of its own vocabulary."""
+        """Check that it can be loaded, as far as files show; ``texts``: and that it has a tokenizer of its own vocabulary."""
         config = self.config
         if code := config.get("auto_map"):
             what = next(iter(code.values())) if isinstance(code, dict) and code else "auto_map"
@@ -179,27 +179,27 @@ class HubDirectory:
             kind = config["model_type"]
             raise self.error(f"is a model of type {kind!r}, which the installed transformers does not know{nearest(kind, known)}")
         if not _installed("transformers"):
-            raise UsageError(f"backbone: {self.name} is loaded by the package transformers, which this Python has not; {INSTALL}")
+            raise UsageError(f"backbone: {self.name} is loaded by the package transformers, which this Python lacks; {INSTALL}")
         if config["model_type"] == TIMM and not _installed("timm"):
-            raise self.error("is a model of timm, which this Python has not; install timm, and the torchvision that is made for its torch")
+            raise self.error("is a model of timm, which this Python lacks; install timm, and the torchvision that is made for its torch")
         self.headers  # noqa: B018 - reads them
         if texts:
             self._check_tokenizer()
 
     @cached_property
     def headers(self) -> Mapping[str, Mapping[str, Any]]:
-        """Of each file of weights its tensors, after a look at whether it is whole."""
+        """The tensors of each file of weights; UsageError if a file is not whole."""
         return {file: self._header(self.path / file) for file in self._shards()}
 
     @property
     def numbers(self) -> int:
-        """How many its weights are."""
+        """The number of its weights."""
         return sum(_count(tensor["shape"]) for header in self.headers.values() for tensor in header.values())
 
     @cached_property
     def revision(self) -> str:
-        """Digest of what it is: its config, its weights' headers, and a sample of the weights, as two trainings of one model differ in
-        nothing else. Not of its path, nor of what its authors call it."""
+        """Digest of its content: its config, its weights' headers, and a sample of the weights, since two trainings of one model differ in
+        those only. Its path and its authors' name for it do not count."""
         digest = hashlib.sha256()
         config = {name: value for name, value in self.config.items() if name not in _NOT_THE_MODEL}
         digest.update(json.dumps(config, sort_keys=True).encode())
@@ -265,7 +265,7 @@ class HubDirectory:
         except (struct.error, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
             raise self.error(f"has a {file.name} that is cut short or is not safetensors; fetch it again") from None
         if end != size:
-            raise self.error(f"has a {file.name} of {size} bytes where its header tells of {end}; fetch it again")
+            raise self.error(f"has a {file.name} of {size} bytes, but by its header it has {end}; fetch it again")
         found: Mapping[str, Any] = header
         return found
 
@@ -282,14 +282,14 @@ class HubDirectory:
             numbers = list(words.values()) if isinstance(words, dict) else list(range(len(words)))
             highest = max([*numbers, *(each["id"] for each in extra)], default=-1)
         except (TypeError, KeyError):
-            raise self.error("has a tokenizer.json that is none of the library tokenizers") from None
+            raise self.error("has a tokenizer.json that the library tokenizers cannot read") from None
         size = self.vocabulary
         if size is not None and highest >= size:
-            raise self.error(f"has another vocabulary than its tokenizer: that has tokens up to number {highest}, the model {size} in all")
+            raise self.error(f"and its tokenizer do not fit: that has tokens up to number {highest}, the model {size} in all")
 
     @property
     def vocabulary(self) -> int | None:
-        """Tokens that the model knows, as its config says it."""
+        """Tokens that the model knows, by its config."""
         inner = self.config.get("text_config")
         found = self.config.get("vocab_size", inner.get("vocab_size") if isinstance(inner, dict) else None)
         return found if isinstance(found, int) else None
@@ -312,7 +312,7 @@ def _installed(package: str) -> bool:
 def _known_types() -> frozenset[str]:
     """Types of models that the installed transformers can build, by the names of its folders and tables; empty: it is not installed.
 
-    Without importing it, which takes a second. It may name more than there are: then the job's own process says so.
+    transformers is not imported, which would take a second. Types may be among them that cannot be built: then the job's process says so.
     """
     try:
         spec = importlib.util.find_spec("transformers")
@@ -331,7 +331,7 @@ def _known_types() -> frozenset[str]:
 
 
 if __name__ == "__main__":
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody waits for it then
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # it is of no use then
     try:
         _fetch(sys.argv[1])
     except Exception as error:  # of any of the libraries below it

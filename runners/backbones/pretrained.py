@@ -24,7 +24,7 @@ class Llm:
     name: str
     revision: str
     tokens: str  #: digest of its tokenizer
-    origin: str  #: what its authors call it
+    origin: str  #: its authors' name
     model: HubDecoder
     tokenizer: Any  #: of the library tokenizers
 
@@ -46,27 +46,27 @@ class Llm:
 
 
 def ids_of(tokenizer: Any, text: str) -> list[int]:
-    """`Llm.ids` of its tokenizer alone, which a process that only reads samples can be sent."""
+    """`Llm.ids` with the tokenizer alone, which can be sent to a process that only reads samples."""
     found: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
     return found
 
 
 def text_of(tokenizer: Any, ids: Sequence[int]) -> str:
-    """`Llm.text` of its tokenizer alone."""
+    """`Llm.text` with the tokenizer alone."""
     found: str = tokenizer.decode(list(ids), skip_special_tokens=False)
     return found
 
 
 @functools.cache
 def load_llm(name: str) -> Llm:
-    """The language model of that name, which all that ask in one process share; see `read_llm`."""
+    """The language model of that name, shared by all callers in one process; see `read_llm`."""
     return read_llm(name)
 
 
 def read_llm(name: str) -> Llm:
     """The language model of that name, for the caller alone.
 
-    NotFound: there is none; Unreachable, StokerError: its package or a library is not to be had.
+    NotFound: there is none; Unreachable, StokerError: its package or a library cannot be fetched.
     """
     if name not in _NAMED and not hub_directory.is_named(name):
         raise NotFound(f"backbone: there is no LLM {name!r}{nearest(name, _NAMED)}; there are {', '.join(_NAMED)}")
@@ -83,7 +83,7 @@ def llm_of(found: hub_model.HubModel) -> Llm:
 
 
 def placed(llm: Llm) -> Llm:
-    """On the GPU that the runner has given to this process, if it has."""
+    """On the GPU that the runner has given to this process, if any."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") and torch.cuda.is_available():
         llm.model.to(torch.device("cuda", torch.cuda.current_device()))
     return llm

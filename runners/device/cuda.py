@@ -1,7 +1,7 @@
 """A CUDA device: three streams, pinned memory, and a limit of the allocator's own. Tried on an H100 (docs/memory.md).
 
-All memory belongs to the computing stream. A load waits for what computes when its memory is allocated, so whatever used that memory
-before is done; what is carried out is kept until the computing stream has waited for the copy. So no `record_stream` is needed.
+All memory belongs to the computing stream. A load waits for the work in that stream when its memory is allocated, so earlier uses of the
+memory are done. A tensor being copied out is kept until the computing stream has waited for the copy. So no `record_stream` is needed.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .device import CapExceeded, Device, Event, Pair, StepSeconds
 
 T = TypeVar("T")
 
-_BLOCK = 512  #: bytes, of which the allocator takes whole ones
-_LOST = 64 << 20  #: it takes memory in pages of 20 MiB, and what libraries keep for good lies across some
+_BLOCK = 512  #: bytes of the allocator's unit
+_LOST = 64 << 20  #: bytes lost in its pages of 20 MiB, parts of which libraries keep for good
 
 
 @dataclass(frozen=True, slots=True)
 class _Copied:
-    """The end of a copy; and where the computing stream was when the copy was given, as `_given` then was."""
+    """The end of a copy; and the computing stream's place, with the value of `_given`, when the copy was queued."""
 
     end: torch.cuda.Event
     asked: torch.cuda.Event
@@ -33,7 +33,7 @@ class _Copied:
 
 
 class _Step:
-    """What is timed: spans of the computing stream in which it waited and computed."""
+    """The timed spans of the computing stream in which it waited and computed."""
 
     def __init__(self) -> None:
         self.times = StepSeconds()
@@ -42,7 +42,7 @@ class _Step:
 
 
 class CudaDevice:
-    """The current CUDA device, of which no more than ``cap`` bytes are to be used. The context of CUDA is beside them."""
+    """The current CUDA device, of which at most ``cap`` bytes are used. The context of CUDA comes on top."""
 
     name = "cuda"
     emulated = False
@@ -50,23 +50,23 @@ class CudaDevice:
     def __init__(self, cap: int, device: torch.device) -> None:
         self.cap, self.device = cap, device
         if not any(name in os.environ for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")):
-            # Blocks of the size that is asked for: else each large one may be 1 MiB larger, and what is free between them is lost.
+            # Blocks of exactly the wanted size: otherwise each large one may be 1 MiB larger, and the free bytes between them are lost.
             _set_allocator("expandable_segments:True")
         self._allow(cap)
         self._compute = torch.cuda.current_stream(device)
         self._load, self._out = torch.cuda.Stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._given = 0  #: what was given to the computing stream
+        self._given = 0  #: operations given to the computing stream
         self._step = _Step()
 
     def _allow(self, size: int) -> None:
-        """So much may be used. The allocator may take more, which is lost between what is used; a trial looks at what is used alone."""
+        """Allow so many bytes in use. The allocator may take more, lost between used blocks; a trial counts the used bytes alone."""
         size += size // 16 + _LOST
         total = torch.cuda.get_device_properties(self.device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, size / total), self.device)
 
     @contextmanager
     def lifted(self) -> Iterator[Device]:
-        """Itself, with half of what is free: others may be on the GPU too."""
+        """Itself, with half of the free memory: other processes may use the GPU too."""
         free, _ = torch.cuda.mem_get_info(self.device)
         self._allow(max(self.cap, torch.cuda.memory_reserved(self.device) + free // 2))
         try:
@@ -100,7 +100,7 @@ class CudaDevice:
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def copy_in(self, pairs: Sequence[Pair], after: Sequence[Event] = ()) -> Event:
-        for event in after:  # of the host: it is over when the event is there
+        for event in after:  # of the host: the work is over once the event exists
             self.finish(event)
         self._step.times.bytes_in += _bytes(pairs)
         return self._copy(self._load, pairs)
@@ -120,7 +120,7 @@ class CudaDevice:
 
     def wait(self, event: Event) -> None:
         assert isinstance(event, _Copied)
-        # With nothing to compute since the copy was given, the stream has waited from then on: before the host came to ask.
+        # If nothing was computed since the copy was queued, the stream has waited since then, before the host came to ask.
         before = event.asked if event.given == self._given else _recorded(self._compute)
         self._compute.wait_event(event.end)
         self._step.waits.append((before, _recorded(self._compute)))

@@ -1,4 +1,4 @@
-"""Counts the memory of tensors by their storages: every storage that an operation makes, until nothing refers to it."""
+"""Counts the memory of tensors by their storages: each storage counts from the operation that makes it until nothing refers to it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class MemoryLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Bytes of the storages that were made while it was on, views counted once, by what the device takes for each (``rounded``).
+    """Bytes of the storages made while it was on, views counted once, each ``rounded`` as the device allocates it.
 
-    It sees intermediate results and what autograd keeps, which a ledger of our own allocations would not.
+    It sees intermediate results and autograd's tensors, which a ledger of our own allocations would not.
     """
 
     def __init__(self, over: Any = None, rounded: Callable[[int], int] = int) -> None:
@@ -24,7 +24,7 @@ class MemoryLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled under it; torch's guard against that would take longer than what is done here."""
+        """Nothing is compiled under it; torch's guard against that would take longer than the work here."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
@@ -36,7 +36,7 @@ class MemoryLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def count(self, tensor: torch.Tensor, known: set[int] = frozenset()) -> None:  # type: ignore[assignment]
-        """Its storage is on the device, unless it was before (``known``: storages that an operation was given)."""
+        """Count its storage, unless it was on the device before (``known``: storages of an operation's inputs)."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._sizes or key in known:
@@ -53,7 +53,7 @@ class MemoryLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """In what an operation takes or gives: lists at most. (torch's own walk through any tree takes as long as a small operation.)"""
+    """Tensors in an operation's input or output, nested in lists at most. (torch's own walk takes as long as a small operation.)"""
     if isinstance(value, torch.Tensor):
         if value.layout == torch.strided:  # a sparse one has no storage of its own
             yield value

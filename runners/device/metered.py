@@ -1,8 +1,8 @@
-"""A device that is emulated on the CPU: it computes for real, under a cap, and its copies cost what a link would take.
+"""A device emulated on the CPU: it computes for real, under a cap, and its copies take the time of a link.
 
 Streams are in-order queues on a virtual clock: a copy takes a latency for each tensor and its bytes over the bandwidth (004 fig. 3-8:
-loading time is linear in size). A copy is carried out as late as its events allow, so that whoever does not wait for it computes with
-NaN: a race shows in every run, not in some. Every figure of it is *emulated*.
+loading time is linear in size). A copy is made as late as its events allow, so that work that does not wait for it computes with NaN:
+a race shows in every run, not in some. All its figures are *emulated*.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LATENCY = 20e-6  #: seconds for each tensor
 
 @dataclass(slots=True)
 class _Queue:
-    """An in-order stream: when it is free, and copies that were not carried out yet."""
+    """An in-order stream: the time when it is free, and the copies still to be made."""
 
     free: float = 0.0
     pending: deque[tuple[int, Sequence[Pair]]] = field(default_factory=deque)
@@ -47,7 +47,7 @@ class _Event:
 
 
 class MeteredDevice:
-    """See above; ``clock``: what the seconds of computing are read from; ``page``: bytes, of which an allocation takes whole ones."""
+    """See above; ``clock``: gives the seconds of computing; ``page``: bytes of an allocation's unit."""
 
     name = "metered"
     emulated = True
@@ -64,14 +64,14 @@ class MeteredDevice:
     ) -> None:
         self.cap, self.bandwidth, self.latency, self.clock, self.page = cap, bandwidth, latency, clock, page
         self.ledger = MemoryLedger(self._check, self.rounded)
-        self._exceeded = ""  #: what the newest launch would have been told; no error, whose traceback holds what was on the device
+        self._exceeded = ""  #: words of the newest launch's error; not the error itself, whose traceback would hold tensors
         self._times = StepSeconds()
         self._now = 0.0  #: of the computing stream
         self._host = 0.0
         self._load, self._out = _Queue(), _Queue()
 
     def seconds(self, tensors: int, size: int) -> float:
-        """What a copy of so many tensors and bytes takes."""
+        """The time of a copy of so many tensors and bytes."""
         return self.latency * tensors + size / self.bandwidth
 
     # ---- memory ----
@@ -157,7 +157,7 @@ class MeteredDevice:
             with self.ledger:
                 done = work()
         finally:
-            if self._exceeded:  # whatever became of it on its way, as in TorchScript
+            if self._exceeded:  # even if the work caught the error, as TorchScript does
                 raise CapExceeded(self._exceeded)
         took = self.clock() - begun
         self._now += took
@@ -179,7 +179,7 @@ class MeteredDevice:
             yield times
         finally:
             self._times = around
-        # What is on its way is part of the step: the next one begins with the newest weights.
+        # Copies under way are part of the step: the next one begins with the newest weights.
         self._now = max(self._now, self._host, self._out.free)
         times.seconds = self._now - begun
 
@@ -190,6 +190,6 @@ def _bytes(pairs: Sequence[Pair]) -> int:
 
 @torch.no_grad()
 def _poison(tensor: torch.Tensor) -> None:
-    """What was evicted, or has not come, is NaN where it can be: who uses it is seen."""
+    """Fill memory that was evicted, or has not been loaded, with NaN where possible, so that any use shows."""
     if tensor.is_floating_point():
         tensor.fill_(float("nan"))

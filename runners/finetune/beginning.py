@@ -1,9 +1,9 @@
-"""A training that may begin with what another job has left, and goes on with it where that helps: keep or undo (002 ch. 3.4.3).
+"""A training that may begin with another job's adapter, and keeps it if that helps: keep or undo (002 ch. 3.4.3).
 
-The adapter of a job that was named is taken as it is. One that was chosen is tried for a few steps, and goes on only if it is then no worse
-than the training from the backbone at that step: as jobs like it were there, or, where none is known, as it is computed here first. Both
-have a directory of checkpoints of their own, and those of the better one are handed to the job, which goes on as after a preemption. So
-what is undone ends with the bits of a training from the backbone. What was decided is kept in a file, for when it is killed on the way.
+The adapter of a job named by the user is taken as it is. A chosen one is tried for a few steps, and kept only if it is then no worse than
+the training from the backbone at that step. That figure comes from similar jobs, or, if none is known, is computed here first. Both have
+a directory of checkpoints of their own, and the job gets those of the better one and resumes as after a preemption. So an undone
+beginning ends with the bits of a training from the backbone. The decision is kept in a file, in case the process is killed on the way.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from ..worker.ranks import Ranks
 
 log = logging.getLogger(__name__)
 
-TRIAL = 5  #: steps after which one looks, where nothing is known of jobs like it
-LATEST_LOOK = 25  #: steps after which one looks, at the latest: what was known later is not waited for, so that a bad choice costs no more
+TRIAL = 5  #: steps of a trial if no similar job is known
+LATEST_LOOK = 25  #: most steps of a trial, even if similar jobs were measured later only: a bad choice costs no more
 FILE = "beginning.json"
 COLD, BEGUN = "from-backbone", "begun"  #: directories of the checkpoints of a trial, beside those of the job
 _LOSS, _TRAINING_LOSS = "eval_loss", "loss"
@@ -45,7 +45,7 @@ class MakeTrainer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What was decided, as the file has it.
+    """The decision, as in the file.
 
     ``phase``: cold: it trains from the backbone first, to compare; begun: it tries the adapter. The others are final: kept, undone, taken
     (without a trial), joint (it trained with another job first), none.
@@ -53,8 +53,8 @@ class State:
 
     phase: str
     source: int | None = None
-    step: int = 0  #: at which one looks
-    cold: dict[str, Any] | None = None  #: metrics from the backbone there
+    step: int = 0  #: of the comparison
+    cold: dict[str, Any] | None = None  #: metrics of the training from the backbone at that step
 
 
 def train(
@@ -66,13 +66,13 @@ def train(
     checkpoints: Path,
     ranks: Ranks,
 ) -> bool:
-    """Train to the end. False: asked to stop, and everything is in a checkpoint. ``make``: a trainer of the task; ``curve``: steps from the
-    backbone, and what jobs like it had there as the metric of ``stop``."""
+    """Train to the end. False: asked to stop, and everything is in a checkpoint. ``make``: a trainer of the task; ``curve``: steps of a
+    training from the backbone, with the metric of ``stop`` that similar jobs had there."""
     return _Beginning(task, make, list(offers), list(curve), stop, checkpoints, ranks).run()
 
 
 def known(checkpoints: Path) -> State | None:
-    """What was decided, if anything."""
+    """The decision, if any."""
     try:
         return State(**json.loads((checkpoints / FILE).read_bytes()))
     except FileNotFoundError:
@@ -93,7 +93,7 @@ def keep(state: State, checkpoints: Path) -> None:
 
 
 def tell_left(trainer: Trainer, *, begun: bool) -> None:
-    """What a training that is over has left for others; ``begun``: it had begun with something itself."""
+    """Report the adapter of a finished training for others; ``begun``: it had begun with one itself."""
     leaves = trainer.task.leaves
     if leaves is not None and trainer.ranks.first:
         told = leaves.told(trainer.model, trainer.task, trainer.checkpoints.path)
@@ -109,8 +109,8 @@ class _Beginning:
     stop: Stop
     path: Path
     ranks: Ranks
-    read: dict[int, Weights] = field(default_factory=dict)  #: what is begun with, by its job
-    start: Weights = field(default_factory=dict)  #: what is trained, as the task built it
+    read: dict[int, Weights] = field(default_factory=dict)  #: adapters to begin with, by job
+    start: Weights = field(default_factory=dict)  #: the trained weights, as the task built them
 
     def run(self) -> bool:
         state, own = self.ranks.gather(self._known())[0]
@@ -135,8 +135,8 @@ class _Beginning:
     # With which
 
     def _choose(self, *, again: bool = False) -> State:
-        """The first offer that can be read, and whether it is tried first. ``again``: it had begun, and that is lost."""
-        self._clear()  # trials of one that was chosen before
+        """The first offer that can be read, and whether it is tried first. ``again``: it had begun, and that adapter is lost."""
+        self._clear()  # trials of an earlier choice
         refused: dict[int, str] = {}
         damaged: dict[int, str] = {}
         for offer in self.offers:
@@ -156,18 +156,18 @@ class _Beginning:
             log.warning("does not begin with %s: %s", _what(offer), problem)
         self._keep(State("none"))
         if refused or again:
-            words = "; ".join(f"job {job}: {problem}" for job, problem in refused.items()) or "what it had begun with is lost"
+            words = "; ".join(f"job {job}: {problem}" for job, problem in refused.items()) or "the adapter with which it had begun is lost"
             self._tell("cold", None, why=f"trains from its backbone: {words}", damaged=damaged)
         return State("none")
 
     def _way(self, offer: AdapterOffer) -> State:
         if offer.named or self.ranks.size > 1 or self.task.evaluate is None:
             return State("taken", offer.job)
-        # A loss of training is known at each step, and no evaluation has it.
+        # A training loss is known at each step, and no evaluation has it.
         compared = self.stop.metric not in (None, _TRAINING_LOSS) and self.curve and self.curve[0][0] <= LATEST_LOOK
         known = self.curve[0][0] if compared else 0
         if self.task.steps(self.stop) <= (known or TRIAL):
-            return State("taken", offer.job)  # it is over before one could look
+            return State("taken", offer.job)  # it is over before a comparison
         return State("begun" if known else "cold", offer.job, known or TRIAL)
 
     def _problem(self, offer: AdapterOffer) -> str | None:
@@ -181,20 +181,20 @@ class _Beginning:
         try:
             found, about = leaves.read(self.task, Path(offer.directory, offer.part), whole=bool(offer.part))
         except StokerError as error:
-            return str(error) if offer.here else f"what it has left lies in a place that this host does not read ({error})"
+            return str(error) if offer.here else f"its adapter lies in a place that this host does not read ({error})"
         if offer.same_kind and about.get("labels") != leaves.labels:
             return f"its labels are of another kind ({about.get('labels')}), and nothing was measured of this pair"
         self.read[offer.job] = found
         return None
 
     def _is_lost(self, state: State) -> bool:
-        """Whether what it was to go on with is no longer there, of a job that has no checkpoint itself."""
+        """Whether its chosen adapter is no longer there, while the job has no checkpoint of its own."""
         if state.phase in ("cold", "begun", "taken"):
             return self._weights(state.source) is None
         return state.phase == "joint" or (state.phase == "kept" and not self.ranks.gather(Checkpoints(self.path / BEGUN).steps())[0])
 
     def _weights(self, source: int | None) -> Weights | None:
-        """What was chosen before, which the job may have lost since."""
+        """The weights chosen before, which may be lost since."""
         offer = next((offer for offer in self.offers if offer.job == source), None)
         problem = "it is no longer offered" if offer is None else self._problem(offer)
         problem = next(filter(None, self.ranks.gather(problem)), None)
@@ -203,14 +203,14 @@ class _Beginning:
     # Trials, of a job on one GPU
 
     def _from_backbone(self, state: State) -> State | None:
-        """As far as the look at step ``state.step``; nothing of it is told to others yet."""
+        """Train from the backbone up to the comparison at ``state.step``; nothing is reported yet."""
         trainer = self._trial(COLD, state, silent=True)
         if trainer is None:
             return None
         if trainer.reached or trainer.step >= trainer.total:
             script.report(step=trainer.step, total=trainer.total, **(trainer.metrics or {}))
             self._tell("cold", None, step=trainer.step, why="its training from the backbone was over before an adapter could be tried")
-            return self._keep(replace(state, phase="undone"))  # which teaches nothing of the pair
+            return self._keep(replace(state, phase="undone"))  # no measurement of the pair
         return self._keep(replace(state, phase="begun", cold=trainer.metrics))
 
     def _try(self, state: State) -> State | None:
@@ -221,7 +221,7 @@ class _Beginning:
         worse, words = self._compared(trainer.metrics or {}, cold)
         if worse and not trainer.reached:
             if state.cold is not None:
-                script.report(step=state.step, total=trainer.total, **state.cold)  # what it goes on from
+                script.report(step=state.step, total=trainer.total, **state.cold)  # the state that it continues
             return self._decide(state, "undone", words, cost=trainer.step)
         return self._decide(state, "kept", words, cost=state.step if state.cold is not None else 0)
 
@@ -238,7 +238,7 @@ class _Beginning:
         return trainer if done else None
 
     def _compared(self, metrics: Mapping[str, float], cold: Mapping[str, float]) -> tuple[bool, str]:
-        """Whether it is worse than from the backbone, by the metric that it stops at, else by the loss; and the figures."""
+        """Whether it is worse than from the backbone, by the stopping metric, else by the loss; and the figures."""
         asked = [(self.stop.metric, 1.0 if self.stop.mode == "max" else -1.0)] if self.stop.metric else []
         for name, sign in [*asked, (_LOSS, -1.0)]:
             if name in metrics and name in cold and metrics[name] != cold[name]:
@@ -247,18 +247,18 @@ class _Beginning:
         return False, "as good as from the backbone"
 
     def _reset(self) -> None:
-        """Everything that is trained as the task built it."""
+        """Set all trained weights back to those that the task built."""
         if not self.start:
             frozen = {name for name, value in self.task.model.named_parameters() if not value.requires_grad}
             self.start = {name: value.clone() for name, value in self.task.model.state_dict().items() if name not in frozen}
         self.task.model.load_state_dict(self.start, strict=False)
 
-    # What was decided
+    # The decision
 
     def _decide(self, state: State, phase: str, words: str, cost: int) -> State:
         offer = next(offer for offer in self.offers if offer.job == state.source)
         told = f"at step {state.step}: {words}"
-        log.info("%s what it began with, %s", "keeps" if phase == "kept" else "undoes", told)
+        log.info("%s the adapter that it began with, %s", "keeps" if phase == "kept" else "undoes", told)
         why = f"{offer.why}; kept {told}" if phase == "kept" else f"undone {told}"
         self._tell(phase, offer, step=state.step, cost=cost, why=why)
         return self._keep(replace(state, phase=phase))
@@ -286,7 +286,7 @@ class _Beginning:
         return state
 
     def _hand_over(self, name: str) -> None:
-        """The job's checkpoints are from now on those of a trial."""
+        """Make the checkpoints of a trial the job's."""
         if self.ranks.first:
             for step in Checkpoints(self.path / name).steps():
                 found = Checkpoints(self.path / name).path_of(step)

@@ -1,9 +1,9 @@
-"""The first steps of a job that trains them together with another one, which waits (spatial transfer, 002 ch. 3.2).
+"""The first steps of a job, trained together with another job, which waits (spatial transfer, 002 ch. 3.2).
 
-The lease is one job's. At the end of the phase that job goes on from a checkpoint of its own, as if it had trained alone so far, and the
-other one finds a half of its own, with which it begins. Whatever dies before, nothing of the other one has run: the first job's next
-attempt takes the phase up at its checkpoint. A phase that fails, or whose weights are no longer finite, is the only one: the first job
-trains alone then, as if there had been none, and fails by its own faults only.
+The lease is the first job's. After the phase that job continues from a checkpoint of its own, as if it had trained alone so far, and the
+other job begins with a half of its own. If a process dies before, the other job has not run, and the first job's next attempt resumes
+the phase at its checkpoint. A phase that fails, or whose weights are no longer finite, is not repeated: then the first job trains alone,
+as if there had been none, and fails by its own faults only.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from .joint_task import Together, joint, trained
 
 log = logging.getLogger(__name__)
 
-MOST_STEPS = 25  #: of a phase, of which the first job's whole training has twice as many at least
+MOST_STEPS = 25  #: of a phase; the first job's whole training has at least twice as many as its phase
 PHASE = "phase"  #: directory of its checkpoints
 
 
 def part_of(partner: int) -> str:
-    """Directory of what a partner begins with, below the first job's checkpoints."""
+    """Directory of the partner's half, below the first job's checkpoints."""
     return f"joint-{partner}"
 
 
@@ -53,10 +53,10 @@ def train_together(
     *,
     begins: bool = False,
 ) -> bool:
-    """The phase, unless it is over, or cannot be. False: asked to stop, and everything is in a checkpoint.
+    """Run the phase, unless it is over or impossible. False: asked to stop, and everything is in a checkpoint.
 
-    ``build``: the partner's task; ``work``: what a batch does to the weights, see `Trainer`; ``begins``: with the weights of another job,
-    of which a common training would keep nothing. What came of it is told to the daemon, also where that was told before.
+    ``build``: the partner's task; ``work``: makes the step, see `Trainer`; ``begins``: the first job begins with another job's weights,
+    which a common training would not keep. The outcome is reported to the daemon, each time again.
     """
     folder = checkpoints / part_of(partner)
     found, state, own = Checkpoints(folder), known(checkpoints), Checkpoints(checkpoints).steps()
@@ -66,11 +66,11 @@ def train_together(
         _tell(task, partner, "joint", found.steps()[-1])
         return True
     if own or (state is not None and not together):
-        return _apart(task, partner, "it had begun to train before")
+        return _apart(task, partner, "it has begun to train before")
     if begins:
         return _apart(task, partner, "a plan lets it begin with the weights of another job")
     if ranks.size > 1:
-        return _apart(task, partner, "a gang trains with nobody together")
+        return _apart(task, partner, "a gang trains with no other job")
     total = task.steps(stop)
     steps = min(MOST_STEPS, total // 2)
     start = trained(task.model)
@@ -78,7 +78,7 @@ def train_together(
         halves = _halves(task, partner, build, work, stop, folder, ranks, steps, total)
     except Interrupted:
         raise
-    except Exception as error:  # by the other one, as a rule; where the first one is to blame it fails alone too
+    except Exception as error:  # mostly the other's fault; if it is the first job's, that fails alone too
         problem = " ".join(str(error).split()) or type(error).__name__
     else:
         if halves is None:
@@ -91,7 +91,7 @@ def train_together(
         return True
     shutil.rmtree(folder, ignore_errors=True)
     task.model.load_state_dict(start, strict=False)
-    gc.collect()  # the other one's model, before the first one takes that memory
+    gc.collect()  # the other job's model, before the first one needs that memory
     if ranks.device.type == "cuda":
         torch.cuda.empty_cache()
     return _apart(task, partner, problem)
@@ -108,13 +108,13 @@ def _halves(
     steps: int,
     total: int,
 ) -> tuple[int, Mapping[str, Any], Mapping[str, Any]] | None:
-    """The step after the phase, its last checkpoint and the first one's weights; the other one's are written. None: asked to stop."""
+    """The step after the phase, its last checkpoint and the first job's weights; the other's are written. None: asked to stop."""
     other = build()
     if other.leaves is None or task.leaves is None or not steps:
         raise UsageError("one of them leaves nothing" if steps else f"it has {total} steps in all")
     phase = joint(task, other, steps, total)
     log.info("trains %d steps together with job %d", steps, partner)
-    if stop.metric == "loss":  # that of both is not the first one's
+    if stop.metric == "loss":  # the common loss is not the first job's
         stop = msgspec.structs.replace(stop, metric=None, target=None)
     trainer = Trainer(phase, stop, folder / PHASE, ranks, work=work(phase), until=steps)
     if not trainer.run():
@@ -131,7 +131,7 @@ def _halves(
 
 
 def _own(saved: Mapping[str, Any], weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
-    """A checkpoint of the first task alone: its parameters come first in those of both."""
+    """A checkpoint of the first task alone: its parameters are the first of the common ones."""
     count = sum(parameter.requires_grad for parameter in task.model.parameters())
     optimizer = saved["optimizer"]
     groups, left = [], count

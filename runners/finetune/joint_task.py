@@ -1,7 +1,7 @@
-"""Two tasks of one backbone that train together for a while (spatial transfer, 002 ch. 3.2): they share what both train, with a head each.
+"""Two tasks of one backbone that train together for a while (spatial transfer, 002 ch. 3.2): common weights, and a head for each.
 
 To a trainer that is one task like any other. Its batches hold samples of both, in shares that go from those of the data sets towards equal
-ones (annealed sampling, Stickland and Murray 2019): no task is drowned by a larger one where they are about to part.
+ones (annealed sampling, Stickland and Murray 2019), so that a smaller task counts fully at the end of the phase.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ...engine.errors import Conflict
 from ..train.batches import Dataset, Order
 from ..train.task import Task
 
-_ANNEALED = 0.8  #: of the exponent of the sizes, which goes from 1 to 1 less this
+_ANNEALED = 0.8  #: fall of the exponent of the sizes, which begins at 1
 
 
 class AnnealedOrder(Order):
-    """Samples 0 to ``first`` - 1 are those of the first task. As any order it is a function of the step alone."""
+    """Samples 0 to ``first`` - 1 are those of the first task. Like any order it depends on the step alone."""
 
     def __init__(self, first: int, second: int, batch_size: int, seed: int, steps: int) -> None:
         super().__init__(first + second, batch_size, seed)
@@ -63,7 +63,7 @@ def share_of_first(first: int, second: int, step: int, steps: int) -> float:
 
 
 class Together(nn.Module):
-    """Two models with the same parameters, but for what their tasks call their own; gives the loss of a batch of both."""
+    """Two models with the same parameters, except their tasks' own; gives the loss of a batch of both."""
 
     def __init__(self, first: Task, second: Task) -> None:
         super().__init__()
@@ -89,12 +89,12 @@ class Together(nn.Module):
         return loss
 
     def halves(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """What each of the two is at now, by its own names, but for what is frozen."""
+        """The present weights of each of the two, by its own names, without frozen ones."""
         return trained(self.first), trained(self.second)
 
 
 def joint(first: Task, second: Task, steps: int, total: int) -> Task:
-    """To be trained for so many steps, with the batch size and the rates of the first, which has ``total`` steps alone.
+    """The common task, for so many steps, with the batch size and the rates of the first, which has ``total`` steps alone.
 
     Conflict: they are not of one backbone and form.
     """
@@ -111,7 +111,7 @@ def joint(first: Task, second: Task, steps: int, total: int) -> Task:
         collate=functools.partial(_collated, (first.collate, second.collate)),
         loss=lambda model, batch: model(batch),
         order=AnnealedOrder(len(first.train), len(second.train), first.batch_size, first.seed, steps),
-        # They begin as they would alone: the phase is no training of its own, at whose end rates have decayed.
+        # The rates are those of the first training's beginning: they must not decay within the phase.
         scheduler=(lambda optimizer, _: schedule(optimizer, total)) if schedule else None,
         evaluate=functools.partial(_evaluated, first, second) if first.evaluate or second.evaluate else None,
         own=(),
@@ -145,13 +145,13 @@ def _collated(collates: Sequence[Any], items: Sequence[tuple[int, Any]]) -> tupl
 
 
 def _evaluated(first: Task, second: Task, model: nn.Module) -> Mapping[str, float]:
-    """The first one's metrics as they are called, the other's with its name before."""
+    """The first task's metrics by their names, the other's prefixed with its name."""
     found = dict(first.evaluate(model.get_submodule("first"))) if first.evaluate else {}
     others = second.evaluate(model.get_submodule("second")) if second.evaluate else {}
     return found | {f"partner_{name}": value for name, value in others.items()}
 
 
 def trained(model: nn.Module) -> dict[str, torch.Tensor]:
-    """A copy of what of a model's state is not frozen."""
+    """A copy of a model's state without frozen parameters."""
     frozen = {name for name, value in model.named_parameters(remove_duplicate=False) if not value.requires_grad}
     return {name: value.detach().clone() for name, value in model.state_dict().items() if name not in frozen}

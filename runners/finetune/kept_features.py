@@ -1,7 +1,7 @@
 """Features of samples by the frozen part of a model, computed once and kept: in memory, then in a file, then not at all.
 
-Each sample is computed by itself. In a batch the last bits of its numbers depend on what else is in it, and a job that was preempted, whose
-features are gone, would end with others.
+Each sample is computed by itself. In a batch the last bits of its numbers depend on the other samples, so a preempted job, which has lost
+its features, would end with other weights.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FILE_BYTES = 4 << 30  #: bytes that are kept in a file besides
 
 
 class KeptFeatures:
-    """By key; all of one width and kind. ``folder``: where the file is, which has no name and is gone with the process."""
+    """By key; all of one width and kind. ``folder``: of the file, which has no name and is gone with the process."""
 
     def __init__(self, folder: Path | None = None, *, memory: int = MEMORY_BYTES, file: int = FILE_BYTES) -> None:
         self._folder, self._room, self._file_room = folder, memory, file
@@ -29,7 +29,7 @@ class KeptFeatures:
         self.computed = 0  #: so many times in all
 
     def get(self, key: bytes, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """The features of a sample, on the CPU; nobody changes them."""
+        """The features of a sample, on the CPU; callers must not change them."""
         if (found := self._near.get(key)) is not None:
             return found
         if (place := self._far.get(key)) is not None and (read := self._read(*place)) is not None:
@@ -54,7 +54,7 @@ class KeptFeatures:
                 with tempfile.TemporaryFile(dir=self._folder) as file:
                     self._file = os.dup(file.fileno())
             return os.pwrite(self._file, made.view(torch.uint8).numpy().tobytes() if made.dim() else b"", self._end) == size
-        except OSError:  # the disk is full, or takes no file: it is computed again
+        except OSError:  # the disk is full or read-only: the features are computed again
             self._file_room = 0
             return False
 
@@ -65,7 +65,7 @@ class KeptFeatures:
         return torch.frombuffer(content, dtype=dtype).view(shape) if len(content) == size else None
 
     def padded(self, tokens: torch.Tensor, mask: torch.Tensor, compute: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """The features of a batch's rows one below the other, where each has one for each token padded with zeros.
+        """The features of a batch's rows, stacked; a row with a feature for each token is padded with zeros.
 
         ``compute``: of one row without padding, (1, length), those without the first dimension.
         """

@@ -1,7 +1,7 @@
-"""The adapter that a fine-tuning leaves for others of its backbone to begin with, and reading one that another has left.
+"""Writes a fine-tuning's adapter, with which others of its backbone may begin, and reads that of another job.
 
-Of few parameters (`petl`) that is the adapter beside the checkpoints, of a model that was trained itself the newest checkpoint; in both
-cases ``adapter/stoker.json`` says of which revision and form it is, and what was learnt. What is of others is never mixed.
+With few parameters (`petl`) that is the adapter beside the checkpoints; if the model itself was trained, it is the newest checkpoint. In
+both cases ``adapter/stoker.json`` has its revision, its form, and its task. Adapters of other revisions or forms are never mixed.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _LONGEST = 200  #: characters of a kind of labels
 
 @dataclass(frozen=True, kw_only=True)
 class LeftAdapter:
-    """Of a task: of what its adapter is, see `protocol.LeftAdapter`."""
+    """The description of a task's adapter, see `protocol.LeftAdapter`."""
 
     backbone: str
     revision: str
-    form: str  #: what was trained, with its size and places
+    form: str  #: the kind of trained parameters, with their size and places
     digest: str
     labels: str
     adapted: Adapted | None = None  #: None: the backbone itself is trained
     classes: Sequence[str] = ()  #: of a classifier, whose ``head`` is written too
-    unusable: str | None = None  #: why nobody can begin with it
+    unusable: str | None = None  #: why no job can begin with it
 
     @property
     def about(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class LeftAdapter:
             petl.write_about(checkpoints / ADAPTER, {"backbone": self.backbone, "revision": self.revision, "petl": petl.FULL} | self.about)
 
     def write_half(self, folder: Path) -> None:
-        """What the weights are of that a training together leaves for this one in a checkpoint there, whatever the form."""
+        """Describe the half that a common training leaves for this task in a checkpoint there, whatever the form."""
         petl.write_about(folder / ADAPTER, {"backbone": self.backbone, "revision": self.revision, "petl": petl.FULL} | self.about)
 
     def told(self, model: nn.Module, task: Task, checkpoints: Path) -> dict[str, Any]:
@@ -66,26 +66,26 @@ class LeftAdapter:
         return known | {"bytes": size} | ({"unusable": wrong} if wrong else {})
 
     def read(self, task: Task, checkpoints: Path, *, whole: bool = False) -> tuple[dict[str, torch.Tensor], Mapping[str, Any]]:
-        """What another job has left, by names of this model, and what it is about. StokerError: it cannot be had, or is another's.
+        """Another job's adapter, by names of this model, and its description. StokerError: it is lost, or of another model.
 
-        ``whole``: it is the half of a training together, with the head.
+        ``whole``: it is the half of a common training, with the head.
         """
         folder = checkpoints / ADAPTER
         about = _about(folder)
         for field, mine in (("revision", self.revision), ("trains", self.form)):
             if about.get(field) != mine:
                 what = f"is of another {'revision of the backbone' if field == 'revision' else 'form'}"
-                raise Conflict(f"what it has left {what} ({about.get(field)}, here {mine}), and they are never mixed")
+                raise Conflict(f"its adapter {what} ({about.get(field)}, here {mine}), and they are never mixed")
         expected = _trained(task, own=whole)
         try:
             in_file = self.adapted is not None and not whole
             found = self._tensors(task, folder, about) if in_file else self._of_checkpoint(task, checkpoints)
         except (OSError, ValueError, RuntimeError, KeyError) as error:
-            raise NotFound(f"what it has left is damaged: {' '.join(str(error).split())[:200]}") from None
+            raise NotFound(f"its adapter is damaged: {' '.join(str(error).split())[:200]}") from None
         if wrong := [name for name, value in expected.items() if name not in found or found[name].shape != value.shape]:
-            raise Conflict(f"what it has left is of another model: {wrong[0]} and {len(wrong) - 1} more do not fit")
+            raise Conflict(f"its adapter is of another model: {wrong[0]} and {len(wrong) - 1} more do not fit")
         if not all(bool(torch.isfinite(value).all()) for value in found.values()):
-            raise Conflict("what it has left holds numbers that are not finite")
+            raise Conflict("its adapter holds numbers that are not finite")
         return {name: found[name] for name in expected}, about
 
     def _tensors(self, task: Task, folder: Path, about: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -105,19 +105,19 @@ class LeftAdapter:
 
 
 def kind_of_labels(classes: Sequence[str]) -> str:
-    """Equal where classes have the same names."""
+    """Equal if classes have the same names."""
     names = ", ".join(sorted(name.strip().lower() for name in classes))
     return names if len(names) <= _LONGEST else f"{len(classes)} classes ({hashlib.sha256(names.encode()).hexdigest()[:12]})"
 
 
 def digest_of(classes: Sequence[str], samples: Sequence[tuple[str, int]]) -> str:
-    """Of training samples, whatever their order."""
+    """A digest of training samples, whatever their order."""
     rows = sorted(f"{classes[label]}\0{text}" for text, label in samples)
     return hashlib.sha256("\0\0".join(rows).encode()).hexdigest()[:16]
 
 
 def _trained(task: Task, *, own: bool = False) -> dict[str, torch.Tensor]:
-    """What the task trains but for what it calls its own, unless that is asked for too."""
+    """The weights that the task trains, without its own, unless these are asked for too."""
     return {name: value for name, value in task.model.named_parameters() if value.requires_grad and (own or not task.owns(name))}
 
 
@@ -125,9 +125,9 @@ def _about(folder: Path) -> Mapping[str, Any]:
     try:
         found = json.loads((folder / ABOUT).read_bytes())
     except FileNotFoundError:
-        raise NotFound("what it had left is no longer there") from None
+        raise NotFound("its adapter is no longer there") from None
     except (OSError, ValueError) as error:
-        raise NotFound(f"what it has left is damaged: {' '.join(str(error).split())[:200]}") from None
+        raise NotFound(f"its adapter is damaged: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(found, dict):
-        raise NotFound(f"what it has left is damaged: {ABOUT} is no mapping")
+        raise NotFound(f"its adapter is damaged: {ABOUT} is no mapping")
     return found

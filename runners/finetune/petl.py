@@ -1,7 +1,7 @@
 """Fine-tuning of few parameters (PETL), by peft and in files of its format: LoRA, rescaled activations, prompts.
 
-A frozen body gets small modules that are trained in its place; at its end a job leaves them in a directory of some hundred kilobytes, from
-which `PeftModel.from_pretrained` makes the same model, and another job may begin with it.
+A frozen body gets small modules that are trained in its place. At its end a job leaves them in a directory of some hundred kilobytes, from
+which `PeftModel.from_pretrained` makes the same model, and with which another job may begin.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from ..backbones.hub_body import HubBody
     from ..backbones.hub_decoder import HubDecoder
 
-ADAPTER = "adapter"  #: directory of what was trained, beside the checkpoints
+ADAPTER = "adapter"  #: directory of the trained modules, beside the checkpoints
 FULL = "full"  #: no PETL
-ABOUT, HEAD = "stoker.json", "head.safetensors"  #: beside peft's files: what it is of, and the task's own head
+ABOUT, HEAD = "stoker.json", "head.safetensors"  #: beside peft's files: its description, and the task's own head
 WEIGHTS = "adapter_model.safetensors"  #: of peft
 _FORMS = {"lora": "LORA", "adapter": "IA3", "prompt": "PROMPT_TUNING"}
 _AUTO = "auto"
 _PROMPT = "prompt_embeddings"  #: name of a prompt in a file of peft's
-#: Names by which models call the projections of their attention that LoRA changes unless told (Hu et al. 2022: queries and values).
+#: Models' names for the projections of attention that LoRA changes by default (Hu et al. 2022: queries and values).
 _QUERIES_AND_VALUES = (
     ("q_proj", "v_proj"), ("query", "value"), ("q_lin", "v_lin"), ("query_proj", "value_proj"), ("q", "v"), ("c_attn",),
     ("query_key_value",), ("qkv_proj",), ("qkv",), ("Wqkv",),
@@ -48,12 +48,12 @@ Task = Literal["CAUSAL_LM", "FEATURE_EXTRACTION"]
 
 @dataclass(frozen=True, slots=True)
 class Petl:
-    """What a job says of it."""
+    """A job's choice of it."""
 
     form: str = FULL  #: one of full, lora, adapter, prompt
     r: int = 8  #: rank of LoRA, tokens of a prompt
     targets: str = _AUTO  #: names of modules, separated by commas
-    begins: str = ""  #: directory of an adapter that it begins with
+    begins: str = ""  #: directory of an adapter to begin with
 
     @property
     def wanted(self) -> bool:
@@ -68,7 +68,7 @@ class Adapted:
     form: str
     prompt: int  #: tokens that stand before the input
     directory: HubDirectory
-    begun: str  #: directory of what it began with
+    begun: str  #: directory of the adapter with which it began
 
     def write(self, folder: Path, about: Mapping[str, Any], head: nn.Module | None = None) -> None:
         """Into a directory, each file at once."""
@@ -84,14 +84,14 @@ class Adapted:
 
     @property
     def trains(self) -> str:
-        """The form with its size and places: equal where one adapter fits the other's model."""
+        """The form with its size and places; two are equal if one's adapter fits the other's model."""
         config = self.model.peft_config["default"]
         places = ", ".join(sorted(config.target_modules or ())) if self.form != "prompt" else ""
         size = {"lora": f" of rank {getattr(config, 'r', 0)}", "prompt": f" of {self.prompt} tokens"}.get(self.form, "")
         return f"{self.form}{size}{f' on {places}' if places else ''}"
 
     def names(self, model: nn.Module) -> dict[str, str]:
-        """By the names that tensors have in files of peft's, those that they have in a model around this one."""
+        """Names of tensors in a model around this one, by their names in peft's files."""
         place = {value.data_ptr(): name for name, value in model.named_parameters() if value.requires_grad}
         if self.form == "prompt":
             return {_PROMPT: next(name for name, value in model.named_parameters() if value.requires_grad and "prompt_encoder" in name)}
@@ -101,7 +101,7 @@ class Adapted:
 
 
 def adapt(model: nn.Module, directory: HubDirectory, asked: Petl, task: Task | None) -> Adapted:
-    """Freeze the model and put the small modules in. UsageError, NotFound, Conflict: it cannot be so, in one line."""
+    """Freeze the model and put the small modules in. UsageError, NotFound, Conflict: it is impossible, in one line."""
     peft = library("peft")
     config, state = (
         _read(peft, Path(asked.begins).expanduser(), directory, asked) if asked.begins else (_config(peft, model, asked, task), None)
@@ -123,7 +123,7 @@ def adapt(model: nn.Module, directory: HubDirectory, asked: Petl, task: Task | N
 
 
 def adapt_body(body: HubBody, directory: HubDirectory, asked: Petl) -> Adapted:
-    """A classifier's body, in which nothing but the small modules is trained, without dropout."""
+    """A classifier's body, in which only the small modules are trained, without dropout."""
     found = adapt(body.body, directory, asked, "FEATURE_EXTRACTION" if body.reads_texts else None)
     body.put(found.model, found.prompt)
     return found
@@ -145,7 +145,7 @@ def read_head(folder: str) -> tuple[dict[str, torch.Tensor], list[str]] | None:
 
 
 def take_head(head: nn.Module, classes: Sequence[str], adapter: str) -> None:
-    """The head of the adapter that a classifier begins with, if that is for the same classes; else it keeps its own."""
+    """Take over the head of the adapter with which a classifier begins, if it has the same classes; else it keeps its own."""
     if adapter and (found := read_head(adapter)) is not None and found[1] == list(classes):
         head.load_state_dict(found[0])
 
@@ -163,7 +163,7 @@ def write_adapter(adapted: Adapted, checkpoints: Path, about: Mapping[str, Any],
 
 
 def write_about(folder: Path, about: Mapping[str, Any]) -> None:
-    """What a job's adapter is of."""
+    """Write the description of a job's adapter."""
     folder.mkdir(parents=True, exist_ok=True)
     _replace(folder / ABOUT, json.dumps(about, indent=2, ensure_ascii=False).encode())
 
@@ -200,7 +200,7 @@ def _targets(model: nn.Module, said: str) -> list[str]:
         known = next((list(names) for names in _QUERIES_AND_VALUES if last.issuperset(names)), None)
         found = known or sorted(_linear(model))
         if not found:
-            raise UsageError("params.targets: this model has no layer that is known to be tuned; name some")
+            raise UsageError("params.targets: this model has none of the layers that are tuned by default; name some")
         return found
     names = [name.strip() for name in said.split(",") if name.strip()]
     lacking = [name for name in names if not any(each == name or each.endswith(f".{name}") for each in able)]
@@ -211,7 +211,7 @@ def _targets(model: nn.Module, said: str) -> list[str]:
 
 
 def _linear(model: nn.Module) -> set[str]:
-    """Linear layers within the model's blocks: those whose names come more than once."""
+    """Linear layers within the model's blocks: those whose names occur more than once."""
     names = [name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     return {name for name in names if names.count(name) > 1 and not name.isdigit()}
 
@@ -224,7 +224,7 @@ def _read(peft: Any, folder: Path, directory: HubDirectory, asked: Petl) -> tupl
     except (OSError, ValueError, TypeError, KeyError, imported("safetensors", "llm").SafetensorError) as error:
         raise NotFound(f"params.adapter: {folder} has no adapter that can be read: {' '.join(str(error).split())[:200]}") from None
     if config is None:
-        raise NotFound(f"params.adapter: {folder} has no adapter_config.json; give a directory that peft or Stoker wrote")
+        raise NotFound(f"params.adapter: {folder} has no adapter_config.json; give a directory written by peft or Stoker")
     kind = getattr(config.peft_type, "value", config.peft_type)
     if kind not in _FORMS.values():
         raise UsageError(f"params.adapter: {folder} is of the kind {kind}; Stoker tunes {', '.join(_FORMS.values())}")
@@ -244,7 +244,7 @@ def _read(peft: Any, folder: Path, directory: HubDirectory, asked: Petl) -> tupl
     if kind == "LORA":
         config.lora_dropout = 0.0  # a body is tuned without
     if kind == "PROMPT_TUNING":
-        config.prompt_tuning_init, config.tokenizer_name_or_path = "RANDOM", None  # it is about to be replaced
+        config.prompt_tuning_init, config.tokenizer_name_or_path = "RANDOM", None  # it is replaced below
     return config, weights
 
 
@@ -257,7 +257,7 @@ def _take(peft: Any, made: Any, state: dict[str, torch.Tensor], folder: str) -> 
     if _PROMPT in state:  # peft has loaded it, or raised
         return
     trained = {name for name, each in made.named_parameters() if each.requires_grad}
-    unexpected = [name for name in told.unexpected_keys if ".pooler." not in name]  # which a body here has not
+    unexpected = [name for name in told.unexpected_keys if ".pooler." not in name]  # a body here has none
     unfit = [*unexpected, *sorted(trained & set(told.missing_keys))]
     if unfit:
         raise Conflict(
@@ -274,7 +274,7 @@ def _about(folder: Path) -> dict[str, Any]:
 
 
 def _quiet() -> Any:
-    """Without warnings: peft asks transformers for what will be called otherwise."""
+    """Without warnings: peft uses names of transformers that are deprecated."""
     return warnings.catch_warnings(action="ignore")
 
 

@@ -1,4 +1,4 @@
-"""Fetches from the daemon what a job begins with and this node has not: its checkpoints, its code."""
+"""Fetches checkpoints and code of jobs from the daemon, if this node lacks them."""
 
 from __future__ import annotations
 
@@ -22,43 +22,43 @@ from .sent_checkpoints import RETRY_SECONDS, TIMEOUT, TRIES
 
 log = logging.getLogger("stoker.runner")
 
-FORGET_AFTER = 10.0  #: seconds after which nobody waits for it any more
+FORGET_AFTER = 10.0  #: seconds without a call of `look` after which a fetch is given up
 PARTS = "fetched"  #: directory of the home, for tars on their way
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A directory that is to have what a tar holds."""
+    """A directory to be filled from a tar."""
 
     digest: str
     target: Path
-    mark: str  #: what stands in the file `.fetched` beside it once it has it
+    mark: str  #: content of the file `.fetched` beside it once it is filled
     size: int = 0  #: bytes, 0: not known
-    comes: bool = True  #: the daemon may not have it yet, or has it sent again
+    comes: bool = True  #: the daemon may still get it, or get it again
 
 
 def marked(target: Path) -> Path:
-    """The file beside a directory that says what was fetched into it."""
+    """The file beside a directory that names its fetched content."""
     return target.with_name(f".{target.name}.fetched")
 
 
 class _Unwanted(Exception):
-    """Nobody waits for it any more."""
+    """The fetch is no longer wanted."""
 
 
 class Fetcher(threading.Thread):
-    """One after the other, as all go through the daemon. Asked again and again, it says how far it is."""
+    """Fetches one after the other, as all come from the daemon. Callers poll `look`."""
 
     def __init__(self, client: Client, home: Path, node: str, session: int, wake: Callable[[], None]) -> None:
         super().__init__(name="fetch", daemon=True)
         self._client, self._home, self._node, self._session, self._wake = client, home, node, session, wake
         self._queue: queue.SimpleQueue[Wanted] = queue.SimpleQueue()
-        self._asked: dict[Wanted, float] = {}  #: when somebody asked last (monotonic)
+        self._asked: dict[Wanted, float] = {}  #: time of the last `look` (monotonic)
         self._done: dict[Wanted, str] = {}
         self._fills: Path | None = None  #: directory that is worked on
 
     def look(self, wanted: Wanted) -> str | None:
-        """None: it is on its way; empty: it is there; else why it cannot be had here. That is said once, and then it is tried again."""
+        """None: it is on its way; empty: it is there; else why it cannot be fetched, which is returned once before a new try."""
         if wanted in self._done:
             self._asked.pop(wanted, None)
             return self._done.pop(wanted)
@@ -68,7 +68,7 @@ class Fetcher(threading.Thread):
         return None
 
     def leave(self, target: Path) -> bool:
-        """Put nothing there any more: a job begins with what it finds. Whether that is so by now."""
+        """Write nothing there any more, as a job begins with the files it finds; returns whether no write is under way."""
         for wanted in [one for one in list(self._asked) if one.target == target]:
             self._asked.pop(wanted, None)
         return self._fills != target
@@ -81,7 +81,7 @@ class Fetcher(threading.Thread):
                 told = self._fetch(wanted)
             except _Unwanted:
                 told = None
-            except Exception as error:  # who waits must be told
+            except Exception as error:  # the waiting job must learn of it
                 log.exception("%s is not fetched", wanted.target)
                 told = f"{type(error).__name__}: {error}"
             if told is None:
@@ -92,7 +92,7 @@ class Fetcher(threading.Thread):
             self._wake()
 
     def _fetch(self, wanted: Wanted) -> str:
-        """What is to be said of it; _Unwanted where nobody waits any more."""
+        """The answer for `look`; _Unwanted if the fetch is no longer wanted."""
         part = self._home / PARTS / f"{wanted.digest}.part"
         damaged = 0
         try:
@@ -122,7 +122,7 @@ class Fetcher(threading.Thread):
                         time.sleep(RETRY_SECONDS / 4)
                         continue
                     except StokerError as error:
-                        log.warning("%s; what is fetched waits", error, extra={"action": "unreachable"})
+                        log.warning("%s; fetches wait", error, extra={"action": "unreachable"})
                         time.sleep(RETRY_SECONDS)
                         continue
                     mark.truncate(0)
@@ -133,7 +133,7 @@ class Fetcher(threading.Thread):
         except OSError as error:
             part.unlink(missing_ok=True)
             return f"it cannot be written on this host, {error.filename or self._home}: {error.strerror}; free some space"
-        return "it has come damaged, more than once"
+        return "it arrived damaged, more than once"
 
     def _require_wanted(self, wanted: Wanted) -> None:
         if time.monotonic() - self._asked.get(wanted, -FORGET_AFTER) > FORGET_AFTER:
@@ -146,7 +146,7 @@ class Fetcher(threading.Thread):
 
 
 def clean_parts(home: Path, age: float = 3600.0) -> None:
-    """Remove what nobody has gone on with."""
+    """Remove old parts of unfinished fetches."""
     for part in (home / PARTS).glob("*.part"):
         with contextlib.suppress(OSError):
             if time.time() - part.stat().st_mtime > age:

@@ -35,7 +35,7 @@ class Handover:
         return self._sender.taken_at
 
     def has_come(self, run: Run) -> bool:
-        """Whether all that a lease begins with is here. Where it cannot be had, it does not begin."""
+        """Whether all files that a lease begins with are here. If they cannot be fetched, the lease fails."""
         return self._has_code(run) and self._has_checkpoints(run)
 
     def _has_code(self, run: Run) -> bool:
@@ -50,7 +50,7 @@ class Handover:
     def _has_checkpoints(self, run: Run) -> bool:
         wanted = run.assignment.fetch
         target = checkpoints_of(run.dir, run.assignment)
-        if wanted is None:  # an earlier lease of the job may have waited for some that it was told to give up
+        if wanted is None:  # an earlier lease of the job may have waited for files, and been stopped
             return self._fetcher.leave(target)
         if wanted.refused:
             run.fail("lost", f"not started: {wanted.lies}, from where it cannot be fetched: {wanted.refused}")

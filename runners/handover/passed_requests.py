@@ -1,4 +1,4 @@
-"""Hands on to servers of this node what is asked of them through the daemon from elsewhere."""
+"""Passes requests that come through the daemon from other hosts to servers of this node."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ..share.inference_client import InferenceClient
 log = logging.getLogger("stoker.runner")
 
 _TIMEOUT = 30.0  #: seconds
-_RETRY_SECONDS = 0.5  #: seconds until an answer that did not get through is sent again
+_RETRY_SECONDS = 0.5  #: seconds until an answer that was not delivered is sent again
 _LONGEST = 64 << 20  #: bytes that the daemon takes at once
 
 
 class RequestPasser:
-    """Each message on a thread of its own, as a server may take its time; the daemon has no more than some dozens under way."""
+    """Each message has a thread of its own, as a server may be slow; the daemon has no more than some dozens under way."""
 
     def __init__(self, client: Client, home: Path, node: str, session: int) -> None:
         self._client, self._home, self._node, self._session = client, home, node, session
@@ -39,13 +39,13 @@ class RequestPasser:
             until = time.monotonic() + request.timeout
             while not self._sent(message, until):
                 time.sleep(_RETRY_SECONDS)
-        except StokerError as error:  # who asked is told that no answer came, and asks again
+        except StokerError as error:  # the client gets an error, and may ask again
             log.warning("an answer of %s was not sent: %s", request.name, error)
         except Exception:
             log.exception("an answer of %s was not sent", request.name)
 
     def _sent(self, message: bytes, until: float) -> bool:
-        """Whether the daemon has the answer, which it takes once however often it comes."""
+        """Whether the daemon has the answer; it takes only the first copy."""
         try:
             with self._sending:
                 self._client.post_raw(ASKED, message, timeout=_TIMEOUT)
@@ -56,7 +56,7 @@ class RequestPasser:
         return True
 
     def _encoded(self, asked: Asked) -> bytes:
-        """What is sent: of an answer that cannot be sent, why not."""
+        """The message to send: the answer, or why it cannot be sent."""
         try:
             message = msgspec.json.encode(asked)
             msgspec.json.decode(message)

@@ -1,4 +1,4 @@
-"""Sends checkpoints of this node to the daemon, for hosts that cannot read where they lie."""
+"""Sends checkpoints of this node to the daemon, for hosts that cannot read its disk."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ...engine.protocol import BUNDLE_PIECE, CHECKPOINT_SENT, BundleKept, Bundle
 log = logging.getLogger("stoker.runner")
 
 TIMEOUT = 60.0  #: seconds for an answer: the daemon reads all of a tar for its digest
-RETRY_SECONDS = 2.0  #: seconds until what the daemon did not answer is sent again
-TRIES = 2  #: of what was damaged on its way
+RETRY_SECONDS = 2.0  #: seconds until a checkpoint without an answer is sent again
+TRIES = 2  #: of a checkpoint that was damaged on its way
 
 
 class CheckpointSender(threading.Thread):
-    """Sends one after the other, each until the daemon has it, has been told why not, or wants it no more."""
+    """Sends one after the other, each until the daemon has it, knows why it cannot be sent, or wants it no more."""
 
     def __init__(self, client: Client, home: Path, node: str, session: int) -> None:
         super().__init__(name="checkpoints", daemon=True)
@@ -42,7 +42,7 @@ class CheckpointSender(threading.Thread):
 
     @property
     def taken_at(self) -> float:
-        """When the daemon last took anything of one (monotonic); now while one is read, which it does not wait for."""
+        """Time at which the daemon last took a part of one (monotonic); now while one is being read, which needs no daemon."""
         return time.monotonic() if self._reads else self._taken_at
 
     def run(self) -> None:
@@ -55,7 +55,7 @@ class CheckpointSender(threading.Thread):
                 except (NotFound, Stale, Unauthorized) as error:
                     log.warning("the checkpoint of job %d is not sent: %s", one.job, error)
                     break
-                except StokerError:  # nobody is there, or nothing can be stored
+                except StokerError:  # the daemon is away, or cannot store it
                     time.sleep(RETRY_SECONDS)
                 except Exception:
                     log.exception("the checkpoint of job %d is not sent", one.job)
@@ -71,7 +71,7 @@ class CheckpointSender(threading.Thread):
             refused = f"cannot read {error.filename or 'it'}: {error.strerror}"
         except (StokerError, ValueError) as error:
             refused = str(error)
-        except Exception as error:  # who waits for it, and a node that is handed back, must not do so for ever
+        except Exception as error:  # a waiting job, and a returning node, must not wait for ever
             log.exception("the checkpoint of job %d is not sent", one.job)
             refused = f"{type(error).__name__}: {error}"
         return CheckpointSent(node=self._node, session=self._session, job=one.job, after=one.after, digest=digest, refused=refused)

@@ -1,4 +1,4 @@
-"""A pipeline that sizes itself while the training takes batches from it: InTune's listing 1 (003 ch. 4.4) in one line."""
+"""A pipeline that sizes itself while the training takes batches from it: InTune's listing 1 (003 ch. 4.4) as one line of a script."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from .workers.leaving import at_exit
 
 log = logging.getLogger("stoker.loaders")
 
-POLL = 0.5  #: seconds between two looks at whether the machine has changed, at most
-LEAST_BATCHES = 8  #: that a window shows, unless it is a whole interval: fewer say more of chance than of the pipeline
-PATIENCE = 1.0  #: seconds that the end of a pass waits for a step that is being taken; then it goes on beside the next pass
+POLL = 0.5  #: most seconds between two checks for a change of the machine
+LEAST_BATCHES = 8  #: of a window, unless it is a whole interval: with fewer, chance outweighs the pipeline
+PATIENCE = 1.0  #: seconds that the end of a pass waits for a step under way; then the step continues beside the next pass
 
 
 def autotuned(
@@ -42,22 +42,22 @@ def autotuned(
     processes: bool | None = None,
     limit: float | None = None,
 ) -> Autotuned:
-    """Iterable of the pipeline's batches whose workers and buffers are set by a controller while it is iterated.
+    """Iterable of the pipeline's batches; a controller sets the workers and buffers while it is iterated.
 
         for batch in autotuned(DataLoader(dataset, batch_size=64, shuffle=True)):
             train(batch)
 
     pipeline: a Pipeline, or a DataLoader or Dataset, which `staged` cuts into stages.
-    knobs: what the controller may turn, as ``pipeline["udf"].knob`` or names of stages; None: all there are.
+    knobs: those that the controller may turn, as ``pipeline["udf"].knob`` or names of stages; None: all.
     controller: a name of `tuning.known_controllers`, or a Controller.
-    interval: seconds between two steps when nothing changes, the most; the first come after an eighth of it.
-    memory: bytes that this process and its workers may use, model included; None: what the machine or its cgroup has. The guard
-        keeps below it, whatever the controller wants. Where not even one worker a stage and the smallest buffers fit, they are used
-        all the same, with a warning.
+    interval: most seconds between two steps, reached when nothing changes; the first steps come after an eighth of it.
+    memory: bytes that this process and its workers may use, model included; None: all of the machine or its cgroup. The guard
+        keeps below it, whatever the controller wants. If not even one worker a stage and the smallest buffers fit, they are used
+        anyway, with a warning.
     report: called with each step; None: the job's table ``pipelines``, nothing outside a job.
     processes, limit: of a DataLoader: see `staged`.
 
-    Raises UsageError for a knob, controller, interval or loader that cannot be.
+    Raises UsageError for an impossible knob, controller, interval or loader.
     """
     loader, prepared = None, None
     if not isinstance(pipeline, Pipeline):
@@ -67,13 +67,13 @@ def autotuned(
         loader = given if isinstance(given, DataLoader) else DataLoader(given, batch_size=None)
     elif processes is not None or limit is not None:
         option = "limit" if processes is None else "processes"
-        raise UsageError(f"{option}: the stages of a Pipeline say it themselves: Map(function, {option}={limit or processes})")
+        raise UsageError(f"{option}: give it to the stages of the Pipeline: Map(function, {option}={limit or processes})")
     if not interval > 0:
         raise UsageError(f"interval: {interval} is not a time above 0 s; leave it out for 2 s")
     if not isinstance(memory, SupportsIndex | None):
         raise UsageError(f"memory: {memory!r} is not a whole number of bytes; write 4 << 30 for 4 GiB")
     if memory is not None and memory <= 0:
-        raise UsageError(f"memory: {memory} bytes leave no room for anything; leave it out for what the machine has")
+        raise UsageError(f"memory: {memory} bytes leave no room for anything; leave it out for all of the machine's")
     if isinstance(controller, str):
         controller = registry.create(controller)
     free = _chosen(pipeline.knobs, knobs)
@@ -95,13 +95,13 @@ def _chosen(there: tuple[Knob, ...], wanted: Sequence[Knob | str] | None) -> tup
 
 
 class Autotuned:
-    """A pipeline with its tuner. Iterate it as often as you like: what was learned stays. Close it, or use it in a ``with``.
+    """A pipeline with its tuner. Iterate it as often as you like: the tuner keeps its state. Close it, or use it in a ``with``.
 
-    Of a DataLoader, it has what that has: ``dataset``, ``batch_size``, ``sampler``, ``batch_sampler`` and all its other attributes.
+    Made of a DataLoader, it has all its attributes, such as ``dataset``, ``batch_size``, ``sampler`` and ``batch_sampler``.
 
     Args:
         loader: the DataLoader that the pipeline was made of.
-        prepared: what accelerate has made of it, which iterates it: its batches are given, moved to the device and counted by it.
+        prepared: accelerate's wrapper of it, which iterates it, counts its batches and moves them to the device.
     """
 
     def __init__(self, pipeline: Pipeline, tuner: Tuner, *, loader: DataLoader[Any] | None = None, prepared: Any = None) -> None:
@@ -121,12 +121,12 @@ class Autotuned:
 
     @property
     def failed(self) -> str:
-        """How the controller failed; the values have stayed since. Empty: it did not."""
+        """The controller's failure, since when the values have stayed; empty: none."""
         return self._tuner.failed
 
     @property
     def overhead(self) -> float:
-        """Processor time of the tuner, and of what looks for it, as a share of the passes that have ended: 0.01 is 1 % of a core."""
+        """CPU time of the tuner and its meters, as a share of the time of all ended passes: 0.01 is 1 % of a core."""
         return (self._cpu + self.pipeline.watching) / self._wall if self._wall else 0.0
 
     def __len__(self) -> int:
@@ -174,18 +174,18 @@ class Autotuned:
             self._late = watch.late
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the pass is, and the values that were found."""
+        """The place in the pass, and the values found so far."""
         return {"pipeline": self.pipeline.state_dict(), "values": list(self.pipeline.values), "processes": self.pipeline.processes}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there; values of a pipeline with other knobs are left out."""
+        """Continue from there; values of a pipeline with other knobs are left out."""
         self.pipeline.load_state_dict(state["pipeline"])
         if len(state["values"]) == len(self.pipeline.knobs):
             values = tuple(knob.clip(value) for knob, value in zip(self.pipeline.knobs, state["values"], strict=True))
             self._tuner.resume(values, [stage for stage, moved in state.get("processes", {}).items() if moved])
 
     def close(self) -> None:
-        """End the tuner and every worker. A pass that goes on ends."""
+        """End the tuner, every worker, and the pass."""
         self._end(self._watch, closing=True)
         if self._late is not None:
             self._late.give_up(closing=True)
@@ -199,10 +199,10 @@ class Autotuned:
 
 
 class Watch:
-    """The thread that steps a tuner while one pass goes on."""
+    """The thread that steps a tuner during one pass."""
 
     def __init__(self, tuner: Tuner, late: Watch | None = None) -> None:
-        self.late = late  #: one that is still at a step, for which this one waits; once this has ended, the one that the next waits for
+        self.late = late  #: an earlier one, still at a step, for which this one waits; the next one waits for it after this has ended
         self.delivered = 0  #: batches of this pass that the training has been given
         self.wanted = True  #: the training waits for one
         self.cpu = self.wall = 0.0  #: seconds, once it has ended
@@ -215,7 +215,7 @@ class Watch:
         self._thread.start()
 
     def end(self, *, closing: bool = False) -> bool:
-        """Whether it was this call that ended it. ``closing``: the training is over, and a step that goes on is nobody's concern."""
+        """Whether this call ended it. ``closing``: the training is over, so an unfinished step gets no warning."""
         with self._ending:
             if self._leave.is_set():
                 return False
@@ -240,7 +240,7 @@ class Watch:
         return self._thread.is_alive()
 
     def give_up(self, *, closing: bool = False) -> None:
-        """Wait no more for the step that it is still at, and let it change nothing."""
+        """Wait no more for its unfinished step, and let it change nothing."""
         if self.busy and not self._tuner.failed:
             self._tuner.give_up("a step has not ended since an earlier pass")
             log.log(logging.DEBUG if closing else logging.WARNING, "%s; the training goes on without it", self._tuner.failed)
@@ -267,10 +267,10 @@ class Watch:
         self.cpu, self.wall = time.thread_time(), time.monotonic() - began
 
     def _due(self) -> bool:
-        """Wait until a step is worth taking; False: the pass has ended, and the next one goes on waiting.
+        """Wait until a step is worth taking; False: the pass has ended, and the next one continues the wait.
 
-        A window in which nothing was delivered shows nothing while the training does something else, such as a validation. While it
-        waits for a batch, the window shows a pipeline that is too slow.
+        A window without a delivery shows a pipeline that is too slow if the training waits for a batch; it shows nothing while the
+        training does something else, such as a validation.
         """
         tuner, size = self._tuner, machine_size()
         began, before = time.monotonic() - tuner.waited, self.delivered - tuner.batches

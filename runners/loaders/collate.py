@@ -1,4 +1,4 @@
-"""Samples of a batch become one: torch's rules, and where shapes differ, which sample and which shapes."""
+"""Collates a batch by torch's rules; an error about differing shapes names the sample and the shapes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ def default_collate(samples: list[Any]) -> Any:
     """As torch's default_collate: tensors are stacked, numbers become tensors, containers are collated field by field.
 
     Raises:
-        Ragged: shapes or fields differ; it says of which sample.
+        Ragged: shapes or fields differ; it names the sample.
     """
-    from torch.utils.data import default_collate as collate  # heavy, and no business of a pipeline that collates otherwise
+    from torch.utils.data import default_collate as collate  # heavy, and not needed by a pipeline that collates otherwise
 
     try:
         return collate(samples)
@@ -25,9 +25,9 @@ def default_collate(samples: list[Any]) -> Any:
 
 
 def keep_to_own_memory() -> None:
-    """In a worker process that torch knows as one, its default_collate stacks tensors in shared memory: let it do that no longer.
+    """Keep torch's default_collate from stacking tensors in shared memory, as it does in a process that torch knows as a worker.
 
-    Of that a container has 64 MiB or less, and nobody needs it here: batches go through a memory file.
+    A container has 64 MiB of it or less, and it is not needed here: batches go through a memory file.
     """
     import torch
     from torch.utils.data._utils import collate

@@ -1,4 +1,4 @@
-"""The order that a sampler draws is part of a pipeline's state: what it drew from, as it was before the pass that goes on."""
+"""A sampler's order as part of a pipeline's state: the states of its generators before the current pass."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ T = TypeVar("T")
 
 
 class DrawnOrder:
-    """Of one sampler. A pass is drawn once; a pass that is resumed is drawn again from the same states."""
+    """The order of one sampler. A pass is drawn once; a resumed pass is drawn again from the same states."""
 
     def __init__(self, sampler: Any, *, loader: DataLoader[Any] | None = None) -> None:
         """``loader``: whose sampler it is."""
         self._sampler = sampler
         batches = None if loader is None else loader.batch_sampler
         self._places = [loader, sampler, batches, *(getattr(place, "sampler", None) for place in (sampler, batches))]
-        self._before: dict[str, Any] | None = None  #: the pass that goes on, or was loaded
+        self._before: dict[str, Any] | None = None  #: the current pass, or the loaded one
         self._again = False  #: the next pass is that one
 
     def draw(self, begin: Callable[[], tuple[T, Any]]) -> T:
-        """Begin a pass; ``begin`` answers with it and with its first indices. Raises UsageError where they come in another order."""
+        """Begin a pass; ``begin`` returns it and its first indices. Raises UsageError if they come in another order."""
         if self._before is None or not self._again:
             before = self._own() | {"host": rng.host_state()}
             drawn, first = begin()
@@ -42,13 +42,13 @@ class DrawnOrder:
         self._again = False
         if repr(first) != self._before["first"]:
             raise UsageError(
-                f"loader: {type(self._sampler).__name__} draws another order than the one that was left, so samples would come "
+                f"loader: {type(self._sampler).__name__} draws another order than before the stop, so samples would come "
                 "twice or never; let it draw from a generator that it keeps as an attribute, or resume at the beginning of a pass"
             )
         return drawn
 
     def redraw(self) -> None:
-        """The pass that was left or loaded is begun once more."""
+        """Begin the current or loaded pass once more."""
         self._again = self._before is not None
 
     def end(self) -> None:
@@ -77,7 +77,7 @@ class DrawnOrder:
             sampler.epoch = epoch
 
     def _generators(self) -> list[Any]:
-        """Those that the loader and its samplers keep, each once."""
+        """The generators of the loader and its samplers, each once."""
         kept = (value for place in self._places for value in getattr(place, "__dict__", {}).values())
         return list(
             {id(value): value for value in kept if isinstance(value, torch.Generator | random.Random | np.random.Generator)}.values()
@@ -89,7 +89,7 @@ class DrawnOrder:
 
 
 def begun_with_first(indices: Iterable[T]) -> tuple[Iterator[T], list[T]]:
-    """A pass and its first index. A sampler draws its own seed when that is wanted: here, and not in the thread that reads."""
+    """A pass and its first index. A sampler draws its own seed for the first index: that happens here, not in the thread that reads."""
     rest = iter(indices)
     first = list(islice(rest, 1))
     return chain(first, rest), first

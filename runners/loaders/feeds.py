@@ -1,6 +1,6 @@
-"""The serial part of a stage, done by one worker at a time: taking the next items.
+"""The serial part of a stage: one worker at a time takes the next items.
 
-A feed keeps what it has gathered between two calls, so that a worker that leaves in the middle loses nothing.
+A feed keeps its gathered items between two calls, so that a worker that leaves halfway loses nothing.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ Leaving = Callable[[], bool]
 
 class Feed(Protocol):
     def take(self, leave: Leaving) -> Item:
-        """What to work on next. Drained: nothing is left. Leave: ``leave`` said so while it waited."""
+        """The next item to work on. Drained: nothing is left. Leave: ``leave`` was true while it waited."""
 
     @property
     def kept(self) -> tuple[int, int]:
         """Items and bytes that it holds."""
 
     def let_go(self) -> None:
-        """Drop what it holds: the pass has been stopped."""
+        """Drop its items: the pass has been stopped."""
 
 
 class Positions:
-    """Positions of the source from ``start``, and whether each is to be read or was delivered by an earlier run.
+    """Positions of the source from ``start``; each is to be read, unless an earlier run has delivered it.
 
     Args:
         delivered: whether a position below ``high`` was.
-        show: positions that are not to be read still flow, as SKIP, since a shuffle's order depends on them.
+        show: positions that are not read still flow, as SKIP, since a shuffle's order depends on them.
     """
 
     def __init__(self, high: int, pending: frozenset[int], *, show: bool) -> None:
@@ -48,12 +48,12 @@ class Positions:
         return position < self._high and position not in self._pending
 
     def hidden(self, position: int) -> bool:
-        """Nothing is to be seen of it downstream."""
+        """Whether it does not appear downstream at all."""
         return not self._show and self.skips(position)
 
 
 class Indices:
-    """Of a source that is read by index: the workers read, this only says what."""
+    """Indices of a source that its workers read."""
 
     def __init__(self, indices: Iterator[Any], positions: Positions) -> None:
         self._indices: Iterator[tuple[int, Any]] = enumerate(indices)
@@ -74,7 +74,7 @@ class Indices:
 
 
 class Iteration:
-    """Of a source that is iterated, by its only worker: `read` is that worker's function, so that its time is measured."""
+    """A source that its only worker iterates: `read` is that worker's function, so that its time is measured."""
 
     def __init__(self, iterator: Iterator[Any], positions: Positions) -> None:
         self._iterator = iterator
@@ -102,11 +102,11 @@ class Iteration:
         return 0, 0
 
     def let_go(self) -> None:
-        self._iterator = iter(())  # a generator that nobody else holds is closed by it
+        self._iterator = iter(())  # closes a generator without other references
 
 
 class Passing:
-    """What comes from a channel, one item after another, also what came together."""
+    """A channel's items one by one, also those that came together."""
 
     def __init__(self, source: Channel) -> None:
         self._source = source
@@ -122,14 +122,14 @@ class Passing:
 
     @property
     def kept(self) -> tuple[int, int]:
-        return len(self._waiting), QUEUED_ITEM_BYTES * len(self._waiting)  # nothing but indices goes together
+        return len(self._waiting), QUEUED_ITEM_BYTES * len(self._waiting)  # only indices go together
 
     def let_go(self) -> None:
         self._waiting.clear()
 
 
 class Carrying:
-    """What a feed gives, unread and as many together as are wanted now, for processes to read.
+    """A feed's items, unread, several together as wanted now, for processes to read.
 
     Args:
         together: how many; 0: one by one, to be read by the workers of the source.
@@ -139,7 +139,7 @@ class Carrying:
     def __init__(self, feed: Feed, together: Callable[[], int], *, marked: bool) -> None:
         self._feed, self._together, self._marked = feed, together, marked
         self._items: list[Item] = []
-        self._error: Exception | None = None  #: of the feed, to be raised when what it gave before has been taken
+        self._error: Exception | None = None  #: of the feed, raised once its earlier items have been taken
 
     def take(self, leave: Leaving) -> Item:
         together = self._together()
@@ -179,7 +179,7 @@ class Carrying:
 
 
 class Shuffling:
-    """A random one of a buffer that is kept full."""
+    """A random item of a buffer that is kept full."""
 
     def __init__(self, source: Channel, buffer: int, seed: str) -> None:
         self._source = Passing(source)
@@ -214,7 +214,7 @@ class Shuffling:
 
 
 class Drawing:
-    """What a function makes of as many as it takes. Its items are numbered anew."""
+    """The items that a function makes of as many as it takes, numbered anew."""
 
     def __init__(self, source: Channel, draw: Callable[[Callable[[], Any]], Any], held: Callable[[], int]) -> None:
         self._source, self._draw, self._held = source, draw, held
@@ -239,11 +239,11 @@ class Drawing:
         return 0, self._held()
 
     def let_go(self) -> None:
-        """What it holds is not its own."""
+        """It holds no items of its own."""
 
 
 class Dealing:
-    """One item after another; or all of a batch at once, where one begins, so that batches are made of the same items whoever takes.
+    """One item at a time, or a whole batch where one begins, so that batches have the same items whichever worker takes them.
 
     Args:
         size: of a batch.
@@ -253,7 +253,7 @@ class Dealing:
     def __init__(self, feed: Feed, size: int, grouped: Callable[[], bool]) -> None:
         self._feed, self._size, self._grouped = feed, size, grouped
         self._waiting: deque[Item] = deque()
-        self._dealt = 0  #: items of a batch that was begun
+        self._dealt = 0  #: items dealt of an unfinished batch
 
     def take(self, leave: Leaving) -> Item:
         item = self._waiting.popleft() if self._waiting else self._feed.take(leave)
@@ -261,7 +261,7 @@ class Dealing:
         return item
 
     def take_batch(self, leave: Leaving) -> Item:
-        """A Group. Else one item: of a batch that was begun, or was delivered, or is the last and incomplete."""
+        """A Group; or one item, if its batch has begun, was delivered, or is the last and incomplete."""
         if self._dealt or not self._grouped():
             return self.take(leave)
         try:
@@ -297,7 +297,7 @@ class Grouping:
         try:
             while len(self._items) < self._size:
                 item = self._source.get(leave)
-                if isinstance(item.payload, Done):  # it is a batch already; where there is an order, no other was begun
+                if isinstance(item.payload, Done):  # it is a batch already; with an order, no other has begun
                     self._given = True
                     return item
                 self._items.append(item)

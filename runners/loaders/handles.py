@@ -1,8 +1,8 @@
-"""Parts of a data set that threads cannot share: an open file has one position, a cursor one place, whoever moves it.
+"""Parts of a data set that threads cannot share, such as an open file or a cursor: all threads move its one position.
 
-A look through attributes, containers, closures and what they hold in turn, of bounded depth and size. What can be shared is known by name
-(a ZipFile and h5py have a lock, a database connection may be used by many threads or by one); what is unknown, of an extension module,
-and refuses to be pickled is taken to have such a state too.
+The search goes through attributes, containers and closures, to a bounded depth and size. Objects that can be shared are known by name
+(a ZipFile and h5py have a lock, a database connection serves many threads or one). An unknown object of an extension module that
+refuses to be pickled is taken to have such a state too.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ _EACH = 64  #: elements of a container
 
 _LOCKS = (type(threading.Lock()), type(threading.RLock()), multiprocessing.synchronize.SemLock)
 _PLAIN = (str, bytes, bytearray, memoryview, numbers.Number, range, type(None), type, types.ModuleType)
-#: Each thread has its own, or it guards itself, or it is no business of a sample.
+#: Each thread has its own, or it guards itself, or samples do not depend on it.
 _SHARED = (threading.local, zipfile.ZipFile, logging.Logger, logging.Handler, weakref.ref, *_LOCKS)
-#: Libraries that are not looked into: their objects may be shared, or hold no file that somebody else moves.
+#: Libraries that are not searched: their objects may be shared, or hold no file that other code moves.
 _UNSEEN = frozenset(
     ("torch", "numpy", "pandas", "pyarrow", "h5py", "urllib3", "botocore", "requests", "aiohttp", "httpx", "httpcore", "grpc")
 )
-_OF_DATA_SETS = "torch.utils.data."  #: parts of others, and several as one
-#: Whose objects may refuse to be pickled for other reasons.
+_OF_DATA_SETS = "torch.utils.data."  #: except its data sets, which wrap others
+#: Modules whose objects may refuse to be pickled for other reasons.
 _LIBRARIES = _UNSEEN | {"PIL", "torchvision", "fsspec", "transformers", "tokenizers"}
 _OF_THE_INTERPRETER = frozenset(kind for kind in vars(types).values() if isinstance(kind, type))
 _CALLED = ("__getitem__", "__getitems__", "__call__")
 
 
 class Handle(NamedTuple):
-    """Something with a state that each use moves.
+    """An object whose state each use moves.
 
     Attributes:
         path: of attributes, such as ``dataset.transform.file``.
-        what: it is, in words.
+        what: its kind, in words.
         owner: the object whose attribute it is.
         bound: only the thread that made it may use it.
     """
@@ -69,7 +69,7 @@ class _Place(NamedTuple):
 
 
 def handle(subject: Any, name: str) -> Handle | None:
-    """The first that is found, the nearest to ``subject``, which messages call ``name``. Objects of ours give no part of the path."""
+    """The one nearest to ``subject``, which messages call ``name``; None: none found. Objects of ours are left out of the path."""
     waiting, seen = deque([_Place(subject, name, subject, 0)]), dict[int, Any]()
     while waiting and len(seen) < _MANY:
         place = waiting.popleft()
@@ -87,7 +87,7 @@ def handle(subject: Any, name: str) -> Handle | None:
 
 
 def may_change(subject: Any) -> bool:
-    """Whether it has attributes, one of which may be such a handle later: many open a file at the first sample."""
+    """Whether it has attributes that may become such a handle later: many data sets open a file at the first sample."""
     if isinstance(subject, types.MethodType):
         subject = subject.__self__
     return not isinstance(subject, (*_PLAIN, types.FunctionType, types.BuiltinFunctionType)) and bool(getattr(subject, "__dict__", None))
@@ -104,7 +104,7 @@ def _root(kind: type) -> str:
 
 
 def _guarded(owner: Any) -> bool:
-    """A lock stands beside it: who has thought of threads has taken it."""
+    """Whether a lock stands beside it: then its author has thought of threads."""
     return any(isinstance(value, _LOCKS) for value in _attributes(owner).values())
 
 
@@ -122,7 +122,7 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """What it holds, and how that is written behind it."""
+    """The objects that it holds, and the text of each for the path."""
     if isinstance(value, Mapping):
         yield from ((f"[{key!r}]", element) for key, element in _some(value.items() if isinstance(value, dict) else ()))
     elif isinstance(value, list | tuple | set | frozenset | deque):
@@ -147,7 +147,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _held(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Of its closure, its defaults, and the handles among the globals that it names."""
+    """Objects of its closure and its defaults, and the globals that it names."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
         try:
             yield f".{name}", cell.cell_contents
@@ -166,7 +166,7 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 def _some(elements: Any) -> list[Any]:
-    """Of the first, whatever others do to it meanwhile."""
+    """The first elements, even if others change the container meanwhile."""
     while True:
         try:
             return list(itertools.islice(elements, _EACH))
@@ -175,10 +175,10 @@ def _some(elements: Any) -> list[Any]:
 
 
 def _stateful(value: Any) -> tuple[str, bool] | None:
-    """What it is, in words, and whether it belongs to one thread; None: threads may share it, or what it holds says more."""
+    """Its kind, in words, and whether it belongs to one thread; None: threads may share it, or its parts tell more."""
     try:
         return _known(value) or _unknown(value)
-    except Exception:  # a property of somebody's: it says nothing
+    except Exception:  # a user's property failed: no verdict
         return None
 
 
@@ -206,7 +206,7 @@ def _file(file: io.IOBase) -> tuple[str, bool] | None:
 
 
 def _bound(connection: sqlite3.Connection) -> bool:
-    """Whether another thread may not use it. A closed one nobody uses."""
+    """Whether only its thread may use it. A closed one is not used at all."""
     refused = list[bool]()
 
     def use() -> None:
@@ -237,13 +237,13 @@ def _unknown(value: Any) -> tuple[str, bool] | None:
 
 
 def _of_lmdb(value: Any) -> bool:
-    """Environments and their transactions for reading are made for threads; cursors are not."""
+    """Threads may share environments and their transactions for reading, but not cursors."""
     lmdb = sys.modules.get("lmdb")
     return lmdb is not None and isinstance(value, (lmdb.Environment, lmdb.Transaction))
 
 
 def _custom(kind: type) -> bool:
-    """Whether it has a way of its own to be pickled, which may be costly to try; Cython's, which only refuses, is none."""
+    """Whether it defines its own pickling, which may be costly to try; Cython's, which only refuses, does not count."""
     reduces = getattr(kind, "__reduce__", None)
     if getattr(reduces, "__name__", "") == "__reduce_cython__":
         return False

@@ -1,4 +1,4 @@
-"""Whose workers are threads and whose are processes: what the stages say, and what was changed since, with the reasons."""
+"""The kind of each stage's workers, threads or processes: as the stages were given, and later changes with their reasons."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from .workers.worker_processes import ProcessPool, start_server
 
 log = logging.getLogger("stoker.loaders")
 
-INDICES_SENT = (8, 64)  #: indices that go together to who reads them, at least and at most: as many as a batch has
+INDICES_SENT = (8, 64)  #: least and most indices sent together to a reader; between these, as many as a batch has
 
 
 class Kinds:
-    """Of the stages of one pipeline, by their index. Told by a tuner's thread and by workers that cannot be had, asked by all."""
+    """The kinds for one pipeline's stages, by index. Set by a tuner's thread and by failures to start workers, read by all."""
 
     def __init__(self, stages: Sequence[Stage]) -> None:
         self._stages = stages
         self._lock = threading.Lock()
         self._in_processes = {index for index, stage in enumerate(stages) if isinstance(stage, Working) and stage.processes}
-        self.reader = _reader(stages)  #: the Map whose processes read what they work on, 0: none
+        self.reader = _reader(stages)  #: the Map whose processes read their own samples; 0: none
         self._pools = {index: ProcessPool(self._chain(index, remote_function)) for index in self._in_processes}
         self._guards = {id(stage): guard for stage in stages if (guard := _guarded(stage)) is not None}
         self._used = set(self._in_processes)  #: that have been in processes
@@ -53,7 +53,7 @@ class Kinds:
         return _undecided(self._stages[index]) and index not in self._stays
 
     def stays(self, index: int) -> str:
-        """Why it is in threads for good, in words; "" where that is not so, or was asked for."""
+        """Why it stays in threads for good, in words; "" if it does not, or was asked to."""
         return self._stays.get(index, "")
 
     def pool(self, index: int) -> ProcessPool:
@@ -67,20 +67,20 @@ class Kinds:
         return self.chain_here(index).size if self.movable(index) else 1
 
     def chain_here(self, index: int) -> Chain:
-        """What a process of the stage does in one call, for a thread."""
+        """The work of one call of the stage's processes, for a thread."""
         return self._chain(index, self.function_here, along=self.function_here)
 
     def function_here(self, stage: Stage) -> Callable[[Any], Any]:
-        """What a worker thread calls with an item."""
+        """The function that a worker thread calls with an item."""
         return self._guards.get(id(stage)) or thread_function(stage)
 
     def most(self, index: int) -> int:
-        """Workers that may do anything: of a stage in threads whose function only one thread may call, one."""
+        """Most workers of use: one if the stage is in threads and only one thread may call its function."""
         guard = self._guards.get(id(self._stages[index]))
         return 1 if guard is not None and guard.alone and not self.processes(index) else MOST_WORKERS
 
     def along(self, index: int) -> bool:
-        """Whether the work of a stage is done by the processes of one before it, or, of the source, behind it."""
+        """Whether the processes of an earlier stage do this stage's work; for the source, those of a later stage."""
         if index == 0:
             return self.reads_ahead
         chains = ((before, self._pools[before].chain) for before in tuple(self._in_processes))
@@ -111,12 +111,12 @@ class Kinds:
     def prepare(self, index: int, limit: float = math.inf) -> tuple[int, int]:
         """Bytes that all processes of a stage would share, and bytes that each would be sent.
 
-        Raises UsageError when it cannot be moved; it is then kept in threads for this reason, unless that is that more than ``limit``
-        bytes would be sent: nothing is then kept of them.
+        Raises UsageError if it cannot be moved; it then stays in threads for this reason. If only more than ``limit`` bytes would be
+        sent, it may be moved later, and the bytes are dropped.
         """
         stage = self._stages[index]
         if not self.movable(index):
-            raise UsageError(self.stays(index) or f"stage {stage.name!r}: it says itself what its workers are")
+            raise UsageError(self.stays(index) or f"stage {stage.name!r}: its 'processes' option fixes the kind of its workers")
         if index not in self._pools:
             try:
                 pool = ProcessPool(self._chain(index, remote_function), limit=limit, on_host=True)
@@ -147,13 +147,13 @@ class Kinds:
         self._pools[index].keep_spare(processes)
 
     def forget(self, index: int) -> None:
-        """It will not be moved now: let go of what `prepare` made."""
+        """It will not be moved now: drop the results of `prepare`."""
         with self._lock:
             if index not in self._used:  # else a worker may still be about to take its process
                 self._pools.pop(index, None)
 
     def keep_in_threads(self, index: int, why: str, *, at_once: bool = True) -> None:
-        """Its processes cannot be had, or used; ``at_once``: none is at work, so that those which are about to be there are killed."""
+        """Its processes cannot be started or used; ``at_once``: none is at work, so starting ones are killed."""
         with self._lock:
             self._in_processes.discard(index)
             self._stays[index] = why
@@ -170,7 +170,7 @@ class Kinds:
             try:
                 pool.begin()
             except ipc.TooLarge:
-                why = f"stage {pool.stage!r}: a copy of its function's data has come to take more memory than there was for it"
+                why = f"stage {pool.stage!r}: a copy of its function's data has grown beyond the memory that was left for it"
                 self.keep_in_threads(index, why)
                 log.warning("%s; it goes on in threads", why)
 
@@ -190,7 +190,7 @@ class Kinds:
 
 
 def _guarded(stage: Stage) -> Guarded | None:
-    """A stage's function for threads that call it at the same time."""
+    """The function of a stage, fit to be called by several threads at once."""
     if not isinstance(stage, Working) or stage.processes or (isinstance(stage, Source) and not stage.indexed):
         return None
     function = thread_function(stage)
@@ -200,7 +200,7 @@ def _guarded(stage: Stage) -> Guarded | None:
 
 
 def thread_function(stage: Stage) -> Callable[[Any], Any]:
-    """What makes an item of one."""
+    """The function that a thread calls with an item."""
     if isinstance(stage, Source):
         function: Callable[[Any], Any] = stage.data.__getitem__
         return function
@@ -208,7 +208,7 @@ def thread_function(stage: Stage) -> Callable[[Any], Any]:
 
 
 def remote_function(stage: Stage) -> Callable[[Any], Any]:
-    """What a worker process calls with it."""
+    """The function that a worker process calls with it."""
     if isinstance(stage, Source) and stage.in_processes is not None:
         function: Callable[[Any], Any] = stage.in_processes.__getitem__
         return function
@@ -216,14 +216,14 @@ def remote_function(stage: Stage) -> Callable[[Any], Any]:
 
 
 def _goes_along(stage: Stage) -> bool:
-    """With the stage before it, into its processes."""
+    """Whether it joins the stage before it in that stage's processes."""
     if not isinstance(stage, Map | Batch):
         return False
     return isinstance(stage, Batch) and stage.processes is None if stage.along is None else stage.along
 
 
 def _reader(stages: Sequence[Stage]) -> int:
-    """The Map that is to read what it works on, 0: none. Shuffles, which do not look into what they shuffle, may stand before it."""
+    """The Map that is to read its own samples; 0: none. Shuffles may stand before it, as they do not look into items."""
     source = stages[0]
     if not isinstance(source, Source) or not source.along:
         return 0
@@ -231,7 +231,7 @@ def _reader(stages: Sequence[Stage]) -> int:
     stage = stages[place]
     if not isinstance(stage, Map) or stage.processes is False or source.processes:
         raise UsageError(
-            f"stage {source.name!r}: along=True leaves reading to the processes of a Map behind it, shuffles aside;"
+            f"stage {source.name!r}: along=True leaves reading to the processes of the next Map (shuffles may stand between);"
             " here there is no such Map, or the stage has processes of its own"
         )
     return place

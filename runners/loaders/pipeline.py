@@ -32,7 +32,7 @@ from .workers.progress import Progress
 
 
 class Tunable(NamedTuple):
-    """A stage of a pipeline, as a tuner is told of it."""
+    """A stage of a pipeline, as a tuner sees it."""
 
     knob: Knob
 
@@ -43,13 +43,13 @@ class Pipeline:
     Args:
         stages: the first is a Source, and no other is.
         ordered: items come out in the order of the source, as if one worker did everything; False: as they finish.
-        queue_items: that wait between two stages; more where a stage has more workers than half of it.
-        queue_mib: bytes that wait between two stages. A larger item passes alone.
-        samples_per_item: of the source, where its items are lists of samples or whole batches: `observe` counts samples.
-        at_close: called by `close`, for what the source keeps from pass to pass.
+        queue_items: most items between two stages; more if a stage has more workers than half of it.
+        queue_mib: most MiB between two stages. A larger item passes alone.
+        samples_per_item: of the source, if its items are lists of samples or whole batches: `observe` counts samples.
+        at_close: called by `close`, to free things that the source keeps from pass to pass.
 
     One pass over the source for each ``iter()``; a second one ends the first. Breaking out of the loop, a fault and close() end all
-    threads and processes; processes outlive a pass that came to its natural end, so that the next need not start them.
+    threads and processes. A natural end keeps the processes for the next pass.
 
     Threads do not survive a fork: a pipeline is to be used in the process that made it.
     """
@@ -76,7 +76,7 @@ class Pipeline:
         self._tunable = [index for index, stage in enumerate(self.stages) if _is_tunable(stage)]
         self._sizing = threading.Lock()  #: a tuner sets while the consumer begins a pass
         self._pass: Pass | None = None
-        self._progress, self._begun = Progress(), False  #: of the pass that goes on or comes next, and whether it has begun
+        self._progress, self._begun = Progress(), False  #: of the current or next pass, and whether it has begun
         self._order = _order_of(self.stages[0])
         self._iterations = 0
         self._readings = Readings(self.stages, self._kinds, _positive(name, "samples_per_item", samples_per_item))
@@ -86,7 +86,7 @@ class Pipeline:
 
     @property
     def knobs(self) -> tuple[Knob, ...]:
-        """What may be set. A stage that one thread alone may work for has no more workers to give, which is seen at its first items."""
+        """The settable sizes. A stage for a single thread takes no more workers; this is known from its first items on."""
         return tuple(_knob(self.stages[index], self._kinds.most(index)) for index in self._tunable)
 
     @property
@@ -101,25 +101,25 @@ class Pipeline:
         return {stage.name: self._kinds.processes(index) for index, stage in enumerate(self.stages) if self._kinds.movable(index)}
 
     def prepare(self, stage: str, limit: float = math.inf) -> tuple[int, int]:
-        """Make ready to move a stage to processes: bytes that all of them would share of its function's data, and that each would have.
+        """Prepare to move a stage to processes. Returns bytes of its function's data that all would share, and that each would copy.
 
-        Raises UsageError, with the reason, when its function cannot be sent, its `processes` is not None, or each would have more than
+        Raises UsageError, with the reason, if its function cannot be sent, its `processes` is not None, or each would copy more than
         ``limit`` bytes.
         """
         return self._kinds.prepare(self._index(stage), limit)
 
     def forget(self, stage: str) -> None:
-        """It will not be moved now: let go of what `prepare` holds for it."""
+        """It will not be moved now: drop the results of `prepare`."""
         self._kinds.forget(self._index(stage))
 
     def make_ready(self, stage: str) -> None:
-        """It may be moved to processes soon: begin with what takes long of that, beside what goes on."""
+        """It may be moved to processes soon: begin the slow part of that in the background."""
         self._kinds.make_ready(self._index(stage))
 
     def set(self, values: Values, processes: Mapping[str, bool] | None = None) -> None:
-        """Give each knob its value, from now on and while items flow: none is lost, doubled, or, when ordered, out of its place.
+        """Give each knob its value, while items flow: none is lost or doubled, and if ordered, none leaves its place.
 
-        ``processes``: stages whose workers become processes (True) or threads (False). Raises UsageError when that cannot be.
+        ``processes``: stages whose workers become processes (True) or threads (False). Raises UsageError if they cannot.
         """
         if len(values) != len(self.knobs):
             raise UsageError(
@@ -168,7 +168,7 @@ class Pipeline:
         elif self._order is not None and self._progress.delivered:
             self._order.redraw()
         try:
-            if self._order is None or self._order is getattr(source.sampler, "order", None):  # a loader's, which draws by it itself
+            if self._order is None or self._order is getattr(source.sampler, "order", None):  # a loader draws its order itself
                 begun = source.begin()
             else:
                 begun = self._order.draw(lambda: begun_with_first(source.begin()))
@@ -178,7 +178,7 @@ class Pipeline:
         return self._run(begun, self._iterations)
 
     def __len__(self) -> int:
-        """Items of a pass; TypeError when the source does not say how many it has."""
+        """Items of a pass; TypeError if the source does not know."""
         source = self.stages[0]
         assert isinstance(source, Source)
         length = source.length()
@@ -211,20 +211,20 @@ class Pipeline:
 
     @property
     def watching(self) -> float:
-        """Seconds of processor time that it took, in passes that have ended, to tell who waits for the interpreter's lock."""
+        """Seconds of CPU time, in ended passes, for watching the interpreter's lock."""
         return self._readings.looked
 
     def discard_window(self) -> None:
-        """Measure from now on: what a change has just stirred up is not what it leads to."""
+        """Measure from now on: the moments after a change do not show its effect."""
         self._readings.begin_window()
 
     def state_dict(self) -> dict[str, Any]:
-        """How far the consumer is, in plain values. What was prefetched and not delivered is not in it, and is produced again."""
+        """The consumer's place, in plain values. Items that were prefetched and not delivered are produced again."""
         order = {"order": self._order.state()} if self._order is not None else {}
         return {**self._progress.state(), "stages": _signature(self.stages), "ordered": self.ordered, **order}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next pass goes on where the state was taken, over the same source.
+        """The next pass continues at the state's place, over the same source.
 
         Ordered, it continues exactly. Unordered, each sample that was not delivered comes once.
         """
@@ -237,13 +237,13 @@ class Pipeline:
             self._order.load(state["order"])
 
     def _given(self) -> Mapping[int, int]:
-        """Sizes of the pass that runs, which has fewer workers than were set where no more could be started."""
+        """Sizes of the running pass; fewer workers than were set if no more could be started."""
         running = self._pass
         sizes = self._sizes if running is None or running.stopped else running.sizes
         return {index: self._bounded(index, size) for index, size in sizes.items()}
 
     def _end_pass(self) -> None:
-        """What has been iterated until now gives nothing more."""
+        """The present iterator gives nothing more."""
         self._iterations += 1
         if self._pass is not None:
             self._pass.stop()
@@ -328,13 +328,13 @@ def _knob(stage: Stage, most: int = MOST_WORKERS) -> Knob:
 
 
 def _order_of(source: Stage) -> DrawnOrder | None:
-    """The order that its sampler draws; None: it has none."""
+    """The order of its sampler; None: it has no sampler."""
     sampler = source.sampler if isinstance(source, Source) else None
     own = getattr(sampler, "order", None)
     return own if isinstance(own, DrawnOrder) or sampler is None else DrawnOrder(sampler)
 
 
 def _signature(stages: Sequence[Stage]) -> list[str]:
-    """What the order of the output depends on."""
+    """The properties that determine the order of the output."""
     words = {Shuffle: "{0.name} {0.buffer} seed {0.seed}", Batch: "{0.name} {0.size} drop_last {0.drop_last}"}
     return [words.get(type(stage), "{0.name}").format(stage) for stage in stages if not isinstance(stage, Prefetch)]

@@ -1,7 +1,7 @@
-"""Loaders that accelerate has prepared, or has been given in vain: it shards a DataLoader, and returns whatever else it is given as it is.
+"""Loaders that accelerate has prepared, or could not: it shards a DataLoader, and returns any other object unchanged.
 
-Nothing of accelerate is imported: what it has loaded says how many processes there are, and what it has prepared keeps the DataLoader
-that it iterates in ``base_dataloader``.
+Nothing of accelerate is imported: its loaded modules tell the number of processes, and a prepared loader keeps the DataLoader that it
+iterates in ``base_dataloader``.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ log = logging.getLogger("stoker.loaders")
 
 
 def base_of(loader: object) -> DataLoader[Any] | None:
-    """The DataLoader of this process's part, of a loader that accelerate has prepared; None: it has not."""
+    """The DataLoader of this process's part, if accelerate has prepared the loader; else None."""
     base = getattr(loader, "__dict__", {}).get("base_dataloader")
     return base if isinstance(base, DataLoader) else None
 
 
 class Within:
-    """Stands for the DataLoader within a prepared loader: its attributes, and the passes of what iterates in its place."""
+    """Stands for the DataLoader within a prepared loader: has its attributes, and iterates by the pipeline in its place."""
 
     def __init__(self, loader: DataLoader[Any], passes: Callable[[], Iterator[Any]]) -> None:
         self._loader, self._passes = loader, passes
@@ -43,7 +43,7 @@ class Within:
 
 
 def check_sharded(loader: DataLoader[Any]) -> None:
-    """UsageError where accelerate runs several processes, and each would be given all samples."""
+    """UsageError if accelerate runs several processes and each would get all samples."""
     processes = _processes()
     if processes == 1 or _is_sharded(loader):
         return

@@ -32,14 +32,14 @@ log = logging.getLogger("stoker.loaders")
 
 
 def staged(loader: DataLoader[Any] | Dataset[Any], *, processes: bool | None = None, limit: float | None = None) -> Pipeline:
-    """Pipeline that gives what ``loader`` gives. A data set alone gives its samples, as ``DataLoader(dataset, batch_size=None)``.
+    """Pipeline that gives the batches of ``loader``. A data set alone gives its samples, as ``DataLoader(dataset, batch_size=None)``.
 
     processes: workers are processes, for code that holds the interpreter's lock; False: threads; None: processes where the loader's
         num_workers is not 0, else threads to begin with, which a tuner may move. In processes the global generators are seeded for each
         batch by the loader's seed and the number of the batch, so that random augmentation does not depend on how many workers there are.
     limit: seconds for one batch to be read, and to be collated; longer is an error that names the stage.
 
-    Raises UsageError for what cannot be cut into stages, with what to do instead.
+    Raises UsageError, with a remedy, for loaders that cannot be cut into stages.
     """
     if isinstance(loader, Dataset):
         loader = DataLoader(loader, batch_size=None)
@@ -57,7 +57,7 @@ def staged(loader: DataLoader[Any] | Dataset[Any], *, processes: bool | None = N
 
 
 def _in_processes_if_sendable(loader: DataLoader[Any], limit: float | None) -> Pipeline:
-    """A DataLoader forks its workers, so that its data set need not be fit to be sent: what is not is read by threads."""
+    """With processes; with threads if its data set cannot be sent: a DataLoader forks its workers, so it need not be."""
     try:
         return _pipeline(loader, _map_style(loader, True, limit))
     except UsageError as error:
@@ -94,7 +94,7 @@ def _indices(loader: DataLoader[Any]) -> Indices:
 
 def _is_counted(loader: DataLoader[Any]) -> bool:
     if isinstance(loader.dataset, IterableDataset):
-        return isinstance(loader.dataset, Sized)  # the loader would remember that it was asked, and warn of what comes beyond that
+        return isinstance(loader.dataset, Sized)  # the loader would remember a call of len(), and warn of batches beyond it
     try:
         len(loader)
     except TypeError:
@@ -118,7 +118,7 @@ def _check(loader: object) -> None:
     dataset = loader.dataset
     if type(loader).__iter__ is not DataLoader.__iter__ or type(loader)._get_iterator is not DataLoader._get_iterator:
         raise UsageError(
-            f"loader: {type(loader).__name__} iterates in a way of its own, which stages would leave out; "
+            f"loader: {type(loader).__name__} has an iteration of its own, which stages would leave out; "
             "give a plain DataLoader, or use it as Source(loader) of a Pipeline"
         )
     if isinstance(dataset, IterDataPipe | MapDataPipe):
@@ -126,14 +126,14 @@ def _check(loader: object) -> None:
 
 
 class Wanted(NamedTuple):
-    """One item of the source: what to read, and the seed of whatever it draws."""
+    """One item of the source: the index or indices to read, and the seed of all draws."""
 
     where: Any  #: index, or a list of them
     seed: int
 
 
 class Indices:
-    """What a pass reads, drawn exactly as the DataLoader draws it; begun by the thread that iterates."""
+    """The indices of a pass, drawn exactly as the DataLoader draws them; begun by the thread that iterates."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._loader = loader
@@ -146,14 +146,14 @@ class Indices:
         loader = self._loader
         sampler = iter(loader.sampler if loader.batch_sampler is None else loader.batch_sampler)
         seed = _base_seed(loader)
-        # A sampler draws its own seed when its first index is wanted. Wanted here and not in the source's thread, what the
-        # training draws meanwhile cannot come in between.
+        # A sampler draws its own seed for its first index. That is asked for here, not in the source's thread, so that no draw of
+        # the training comes in between.
         first = list(islice(sampler, 1))
         return (Wanted(where, (seed + number) % 2**63) for number, where in enumerate(chain(first, sampler))), first
 
 
 class CountedIndices(Indices):
-    """The same of a sampler that says how many there are."""
+    """The same for a sampler that knows its length."""
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -166,14 +166,14 @@ class Samples:
         self._loader = loader
 
     def __call__(self) -> Iterator[Any]:
-        _base_seed(self._loader)  # the DataLoader draws one too: what is drawn after it is the same
+        _base_seed(self._loader)  # the DataLoader draws one too, so that later draws are the same
         samples = iter(self._loader.dataset)
         size = self._loader.batch_size
         return samples if size is None else _batches(samples, size, self._loader.drop_last)
 
 
 class CountedSamples(Samples):
-    """The same where the loader says how many there are."""
+    """The same for a loader that knows its length."""
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -190,7 +190,7 @@ def _base_seed(loader: DataLoader[Any]) -> int:
 
 
 class Read:
-    """A map-style data set, by batches of indices or, where the loader does not batch, by one."""
+    """A map-style data set, by batches of indices, or by single ones if the loader does not batch."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self.dataset: Any = loader.dataset
@@ -200,7 +200,7 @@ class Read:
         return len(self.dataset)
 
     def __getitem__(self, wanted: Wanted) -> Any:
-        """An exception says in a note at which index; the item of the pipeline is a batch."""
+        """An exception gets a note with the index, as the item of the pipeline is a batch."""
         where = wanted.where
         try:
             if not self._batches:
@@ -217,7 +217,7 @@ class Read:
 
 
 class InProcess:
-    """Reads in a worker process, under a seed of the batch's own, which what collates it there goes on drawing from."""
+    """Reads in a worker process, under a seed of the batch's own; a collate there continues its draws."""
 
     def __init__(self, read: Read, loader: DataLoader[Any]) -> None:
         self._read = read
@@ -235,7 +235,7 @@ class InProcess:
         return self._read[wanted]
 
     def _start(self, seed: int) -> None:
-        """What the DataLoader's worker does before its first batch. Workers come and go: a number is no place among ``num_workers``."""
+        """The work of a DataLoader's worker before its first batch. Workers come and go, so the id is the process's."""
         from torch.utils.data._utils import worker
 
         keep_to_own_memory()

@@ -1,4 +1,4 @@
-"""The stages that a pipeline is described by. They hold no state of a pass; `feeds.py` and `threads.py` run them."""
+"""The stages of a pipeline's description. They hold no state of a pass; `feeds.py` and `threads.py` run them."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class Working(Stage):
-    """A stage whose workers may be many.
+    """A stage that may have many workers.
 
     Attributes:
         workers: to begin with.
-        processes: workers are processes, for functions that hold the interpreter's lock; the function is pickled. None: threads to
-            begin with, and processes when a tuner finds that these do more and the function can be sent to them. It is then called
-            here and there, so what it keeps in itself or elsewhere in this process is lost: False keeps it in threads.
+        processes: workers are processes, for functions that hold the interpreter's lock; the function is pickled. None: threads at
+            first, and processes if a tuner finds these faster and the function can be sent to them. It is then called here and there,
+            so state that it keeps in itself or in this process is lost. False keeps it in threads.
         limit: seconds for one item; longer is an error that names the stage. None: no limit.
-        along: where the workers of the stage before it are processes, they do this too, right after what they did of an item, so that
-            it is sent once; its own workers then only pass it on. None: a Batch does whose ``processes`` is None; a Map does not, as one
-            that waits may need more workers than the stage before. What cannot be sent is done here, with a warning.
-        apart: the parts of an item may be kept after the item is dropped, such as samples of a list in a buffer: what comes from a
-            process is copied into memory of each part's own. False: all of an item is one mapping, kept until its last part is dropped.
+        along: if the workers of the stage before are processes, they do this stage's work too, right after their own, so that an item
+            is sent once; its own workers then only pass it on. None: true for a Batch whose ``processes`` is None, false for a Map, as
+            one that waits may need more workers than the stage before. A function that cannot be sent runs here, with a warning.
+        apart: parts of an item may outlive it, such as samples of a list in a buffer: each part that comes from a process is copied
+            into memory of its own. False: an item is one mapping, kept until its last part is dropped.
     """
 
     workers: int = 1
@@ -58,15 +58,15 @@ class Working(Stage):
 
 @dataclass(frozen=True)
 class Source(Working):
-    """Where samples come from.
+    """The source of the samples.
 
     Args:
         data: a data set with ``__getitem__`` and ``__len__``, read by any number of workers; any other iterable, or a function
             that returns one for each pass, read by one worker.
         sampler: indices of the data set in the order to read, iterated anew in each pass; None: 0, 1, 2 ….
-        in_processes: read instead of ``data`` by workers that are processes, such as one that collates there what it has read.
-        along: True: the processes of the Map behind it, shuffles aside, are given indices, some dozens at once, and read what they work on.
-            Each has a copy of the data set then, with its own generators, counters, caches and globals. None, False: this stage's workers.
+        in_processes: the data for workers that are processes, in place of ``data``, for example one that also collates.
+        along: True: the processes of the next Map (shuffles may stand between) get indices, some dozens at once, and read the samples.
+            Each then has a copy of the data set, with its own generators, counters, caches and globals. None, False: this stage reads.
     """
 
     data: Any
@@ -100,13 +100,13 @@ class Source(Working):
         return range(len(self.data)) if self.sampler is None else self.sampler
 
     def begin(self) -> Iterator[Any]:
-        """Indices of a pass, or what it iterates. Called by the consumer's thread: a sampler may draw from global generators."""
+        """Indices or items of a pass. Called by the consumer's thread, as a sampler may draw from global generators."""
         if self.indexed:
             return iter(self.indices())
         return iter(self.data() if callable(self.data) else self.data)
 
     def length(self) -> int | None:
-        """Samples of a pass, None when the source does not say."""
+        """Samples of a pass; None: the source does not know."""
         counted = self.indices() if self.indexed else self.data
         return len(counted) if isinstance(counted, Sized) else None
 
@@ -139,10 +139,10 @@ class Shuffle(Stage):
 
 @dataclass(frozen=True)
 class Draw(Stage):
-    """Each item is what ``draw(take)`` makes of as many as it takes: ``take()`` gives the next, and raises StopIteration at the end.
+    """Each item is made by ``draw(take)`` of as many as it takes: ``take()`` gives the next, and raises StopIteration at the end.
 
-    One worker calls it, in order; it raises StopIteration when it has given all. It keeps what it likes, for one pass; ``held`` tells the
-    bytes of that and of what its items share with it, which count nothing in the queue behind it.
+    One worker calls it, in order; it raises StopIteration after its last item. It may keep state for one pass; ``held`` gives the
+    bytes of that, with those that its items share, which do not count again in the queue behind it.
     """
 
     draw: Callable[[Callable[[], Any]], Any]
@@ -152,7 +152,7 @@ class Draw(Stage):
 
 @dataclass(frozen=True)
 class Batch(Working):
-    """``size`` items after another become one, by ``collate`` of their list."""
+    """``size`` successive items become one, by ``collate`` of their list."""
 
     size: int
     name: str = field(default="batch", kw_only=True)
@@ -167,7 +167,7 @@ class Batch(Working):
 
 @dataclass(frozen=True)
 class Prefetch(Stage):
-    """Room for what is ready. It has no workers: its MiB bound the queue behind the stage before it."""
+    """Room for finished items. It has no workers: its MiB bound the queue behind the stage before it."""
 
     mib: int = 64
     name: str = field(default="prefetch", kw_only=True)

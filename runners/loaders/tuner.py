@@ -1,4 +1,4 @@
-"""One step of tuning: look at the pipeline, ask the controller, let the guard have the last word, set. No thread, no clock."""
+"""One step of tuning: observe the pipeline, ask the controller, let the guard reduce the values, set them. No thread, no clock."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _KINDS: dict[bool | None, str] = {True: " in processes", False: " in threads"}
 
 log = logging.getLogger("stoker.loaders")
 
-_FIRST = 8  #: the first step comes after this part of the interval: a pipeline that begins badly is not left so for long
-_SLOWER = 1.5  #: by which the time to the next step grows, up to the interval
-_SHORT = 24  #: short steps at most until some have changed nothing: a controller that never settles must not cost a core
+_FIRST = 8  #: the first step comes after this part of the interval, so that a bad start is soon corrected
+_SLOWER = 1.5  #: factor by which the time to the next step grows, up to the interval
+_SHORT = 24  #: most short steps in a row unless some change nothing: a controller that never settles must not cost a core
 _STEPS = 4096  #: of the history
 
 
 class Sizable(Protocol):
-    """What a tuner needs of a pipeline."""
+    """A pipeline, as far as a tuner uses it."""
 
     @property
     def knobs(self) -> tuple[Knob, ...]: ...
@@ -39,9 +39,9 @@ class Sizable(Protocol):
 
 
 class Limits(Protocol):
-    """The guard: what of the wanted values may be set, and how many processes a stage may have, and what it refused, in words.
+    """The guard: the values that may be set, the processes that a stage may have, and its refusals in words.
 
-    ``room``: bytes that may be copied for processes, before it is known how many there are.
+    ``room``: bytes that may be copied for processes, before their number is known.
     """
 
     def allow(self, seen: Observation, wanted: Values) -> tuple[Values, str]: ...
@@ -53,7 +53,7 @@ Report = Callable[[Observation, str, Decision, Values, str], None]
 
 
 class Step(NamedTuple):
-    """What was seen, what the controller wanted and why, what was set, and what the guard refused (empty: nothing)."""
+    """The observation, the controller's decision with its reason, the values set, and the guard's refusals (empty: none)."""
 
     seen: Observation
     wanted: Decision
@@ -76,7 +76,7 @@ def _unreported(*_: object) -> None:
 
 
 class Tuner:
-    """Steers one pipeline. A controller that fails is replaced by the values that are set: training never sees it fail.
+    """Steers one pipeline. If the controller fails, the values stay as set: the training never sees the failure.
 
     Args:
         free: knobs that the controller may turn.
@@ -100,14 +100,14 @@ class Tuner:
         self._pipeline, self._controller, self._guard, self._report = pipeline, controller, guard, report
         self._free = frozenset((knob.stage, knob.unit) for knob in free)
         self.interval = interval  #: seconds between two steps at most
-        self.failed = ""  #: how the controller failed, since when the values stay; empty: it did not
+        self.failed = ""  #: the controller's failure, since when the values stay; empty: none
 
     def give_up(self, why: str) -> None:
-        """Ask the controller no more, and do not do what it may still answer."""
+        """Ask the controller no more, and ignore a late answer."""
         self.failed = f"controller {self._controller.name!r} failed: {why}"
 
     def begin(self) -> None:
-        """Hold the values that the pipeline begins with to what the guard allows: the first window is the riskiest (tf.data #62821)."""
+        """Reduce the pipeline's first values to the guard's limits: the first window is the riskiest (tf.data #62821)."""
         seen = self._pipeline.observe()
         given, refused = self._guard.allow(seen, seen.values)
         if given != seen.values:
@@ -115,7 +115,7 @@ class Tuner:
             log.warning("the pipeline begins with %s instead of %s: %s", given, seen.values, refused)
 
     def resume(self, values: Values, processes: Sequence[str]) -> None:
-        """Begin with the values of an earlier run, and with processes for these stages where they can be had and the guard allows them."""
+        """Begin with the values of an earlier run, and with processes for these stages if they can be started and the guard allows them."""
         seen = self._pipeline.observe()
         there = {reading.name for reading in seen.stages if reading.movable and not reading.processes}
         moved, values, kept = self._moves(seen, Decision(values, processes=dict.fromkeys(there.intersection(processes), True)))
@@ -124,7 +124,7 @@ class Tuner:
             log.warning("the pipeline does not begin as it was: %s", kept)
 
     def step(self) -> float:
-        """Take one; seconds of transition that are to be left out of the next window."""
+        """Take one step; returns the seconds of transition to leave out of the next window."""
         seen = self._pipeline.observe()
         wanted = self._decide(seen)
         moved, values, kept = self._moves(seen, wanted)
@@ -141,7 +141,7 @@ class Tuner:
         return self._transition(seen) if changed else 0.0
 
     def discard(self) -> None:
-        """Leave out of the next window what has been measured until now."""
+        """Leave the measurements until now out of the next window."""
         self._pipeline.discard_window()
 
     def _decide(self, seen: Observation) -> Decision:
@@ -169,7 +169,7 @@ class Tuner:
         return dataclasses.replace(wanted, values=values, processes=free, likely=likely)
 
     def _moves(self, seen: Observation, wanted: Decision) -> tuple[dict[str, bool], Values, str]:
-        """Which stages are moved, the values with as many processes as the guard allows, and why some are not moved."""
+        """The stages to move, the values with as many processes as the guard allows, and why some stages are not moved."""
         moved, values, kept = dict(wanted.processes), list(wanted.values), []
         for stage in [stage for stage, processes in moved.items() if processes]:
             place = next(place for place, knob in enumerate(seen.knobs) if knob.stage == stage and knob.unit is Unit.WORKERS)
@@ -181,9 +181,9 @@ class Tuner:
         return moved, tuple(values), "; ".join(filter(None, kept))
 
     def _processes(self, seen: Observation, stage: str, wanted: int) -> tuple[int, str]:
-        """How many a stage may have in place of threads, and why not as many as wanted."""
+        """The number that a stage may have in place of threads, and why not as many as wanted."""
         count, why = self._guard.allow_processes(seen, stage, wanted, (0, 0))
-        if not count:  # whatever its function's data are: they need not be looked at
+        if not count:  # whatever its function's data are: they need not be measured
             return 0, why
         try:
             sizes = self._pipeline.prepare(stage, self._guard.room(seen))
@@ -202,7 +202,7 @@ class Tuner:
             self._report = _unreported
 
     def _pace(self, *, short: bool, resized: bool) -> None:
-        """Short steps while there is something to find, long ones when it is found."""
+        """Short steps while the values still change, long ones once they are settled."""
         if resized:
             self._short = _SHORT
         if resized or (short and self._short > 0):
@@ -213,7 +213,7 @@ class Tuner:
             self._short = min(self._short + (not short), _SHORT)
 
     def _transition(self, seen: Observation) -> float:
-        """Time in which all that the pipeline holds, queued or in a worker's hands, leaves it: until then it shows the values of before."""
+        """Time until all items in the pipeline, in queues or at workers, have left it: until then the old values show."""
         waiting = sum((stage.queue + stage.workers * stage.in_hand) / stage.per_batch for stage in seen.stages if stage.per_batch > 0)
         drained = waiting * seen.latency()
         return min(drained, self.interval) if math.isfinite(drained) else self.interval

@@ -1,8 +1,8 @@
-"""An iterable data set of which each of a DataLoader's workers reads its own part, as WebDataset does.
+"""An iterable data set, each part of it read by one of a DataLoader's workers, as with WebDataset.
 
-The DataLoader's own workers read it: which part a worker reads follows from its number, so there are as many as were asked for, always.
-They are left as torch makes them, `get_worker_info` and the order of their batches included. Only what they send goes another way, in a
-memory file for each batch, as from the processes of other stages, and not in shared memory.
+The DataLoader's own workers read it. A worker's number determines its part, so their number is always as asked for. They are left as
+torch makes them, `get_worker_info` and the order of their batches included. Only their batches take another way: each in a memory
+file, as from the processes of other stages, not in shared memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .workers import ipc
 
 
 class Parts:
-    """The batches of such a loader, collated; called once a pass, by the thread that iterates, from which the workers are made."""
+    """The batches of such a loader, collated; called once a pass by the thread that iterates, which starts the workers."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._given = loader
@@ -36,7 +36,7 @@ class Parts:
             whole = True
         finally:
             if not self._loader.persistent_workers:
-                parcels._shutdown_workers()  # an exception that is kept would keep them
+                parcels._shutdown_workers()  # a kept exception would keep them alive
             elif not whole:
                 self.close()
                 parcels._shutdown_workers()
@@ -65,7 +65,7 @@ class Parts:
 
 
 class CountedParts(Parts):
-    """The same where the loader says how many there are."""
+    """The same for a loader that knows its length."""
 
     def __len__(self) -> int:
         return len(self._given)
@@ -83,7 +83,7 @@ class _Packing:
 
 
 class _Parcel:
-    """A batch on its way. Pickled when it is made, and not by the queue, which tells nobody that it could not."""
+    """A batch on its way. It is pickled as it is made, since the queue would hide a failure."""
 
     def __init__(self, value: Any) -> None:
         self._packed = ipc.Packed(value)

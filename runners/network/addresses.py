@@ -1,4 +1,4 @@
-"""By which address other hosts reach this one, which network interface has it, and which ports are free there."""
+"""The address by which other hosts reach this one, the network interface that has it, and free ports there."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from ...engine.protocol import Assignment
 
 LOOPBACK = "127.0.0.1"
-_ANYWHERE = "192.0.2.1"  #: of RFC 5737, nobody's: nothing is sent there, the kernel only says by which route it would go
+_ANYWHERE = "192.0.2.1"  #: of RFC 5737, used by no host: nothing is sent, the kernel only names the route
 
 
 def interfaces() -> list[tuple[str, str]]:
     """Name and address of every interface of this host that is up, IPv4 first."""
-    import psutil  # not where only a URL is looked at, as the command line does
+    import psutil  # here, as the command line only looks at a URL
 
     flags = {name: about.flags.split(",") for name, about in psutil.net_if_stats().items()}  # its `isup` wants a carrier too
     found = [
@@ -32,7 +32,7 @@ def interfaces() -> list[tuple[str, str]]:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this very host reaches it. A name counts by what it resolves to; one that does not resolve is none."""
+    """Whether only this very host reaches it. A name counts by its addresses; one that does not resolve is no loopback."""
     return any(ipaddress.ip_address(one).is_loopback for one in _resolved(address))
 
 
@@ -49,13 +49,13 @@ def _resolved(address: str) -> list[str]:
 
 
 def interface_of(address: str) -> str | None:
-    """Name of the interface that has an address, None: none of this host has it."""
+    """Name of this host's interface that has an address; None: there is none."""
     wanted = _resolved(address)
     return next((name for name, own in interfaces() if own in wanted), None)
 
 
 def address_towards(url: str | None) -> str:
-    """This host's address on the route to the daemon at ``url``; 127.0.0.1 where that is here, as over its socket."""
+    """This host's address on the route to the daemon at ``url``; 127.0.0.1 if that is on this host, as over its socket."""
     if not url:
         return LOOPBACK
     where = urllib.parse.urlsplit(url)
@@ -63,7 +63,7 @@ def address_towards(url: str | None) -> str:
 
 
 def address_of_daemon(tcp: str | None) -> str:
-    """The address by which other hosts reach the daemon of this host that listens on ``tcp``; 127.0.0.1: nobody else does."""
+    """The address by which other hosts reach the daemon of this host that listens on ``tcp``; 127.0.0.1: they cannot."""
     if not tcp:
         return LOOPBACK
     host = tcp.rpartition(":")[0].strip("[]")
@@ -74,7 +74,7 @@ def address_of_daemon(tcp: str | None) -> str:
 
 
 def _on_route(host: str, port: int) -> str | None:
-    """The own address of a packet to ``host``; None: there is no route, or no such name."""
+    """The source address of a packet to ``host``; None: there is no route, or no such name."""
     try:
         (family, kind, _, _, target), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
         with socket.socket(family, kind) as probe:
@@ -85,7 +85,7 @@ def _on_route(host: str, port: int) -> str | None:
 
 
 def require_own(address: str) -> str:
-    """The address, or UsageError where this host does not have it: ranks of a gang could not bind it."""
+    """The address, or UsageError if this host does not have it: ranks of a gang could not bind it."""
     resolved = _resolved(address)
     if not resolved:
         raise UsageError(f"--address: {address[:100]!a} is neither an address nor a name that this host can resolve")
@@ -96,7 +96,7 @@ def require_own(address: str) -> str:
 
 
 def free_port(first: int | None = None) -> int:
-    """A port that nobody on this host listens on: ``first`` if that is one."""
+    """A free port of this host: ``first`` if that is free."""
     for port in (first, 0) if first else (0,):
         with socket.socket() as probe:
             try:
@@ -108,10 +108,10 @@ def free_port(first: int | None = None) -> int:
 
 
 def with_free_port(assignment: Assignment) -> Assignment:
-    """On the first node of a gang over several, and of a replica: with a port that is free here, the one proposed if possible."""
+    """For the first node of a gang over several, and for a replica: the assignment with a free port, the proposed one if possible."""
     if (assignment.nodes == 1 and assignment.replicas is None) or assignment.node_rank:
         return assignment
-    import msgspec  # not where only an address is asked for, as the command line does
+    import msgspec  # here, as the command line only asks for an address
 
     address, _, port = assignment.rendezvous.rpartition(":")
     return msgspec.structs.replace(assignment, rendezvous=f"{address}:{free_port(int(port))}")

@@ -1,6 +1,6 @@
-"""When a runner last heard its daemon. Whoever watches a job stops it once that is too long ago: it may then be begun elsewhere.
+"""The time at which a runner last heard its daemon. A job's supervisor stops it once that is too long ago: it may then begin elsewhere.
 
-`HOME/runners/NODE.heard` is overwritten in place, which needs no room on the disk: when (boot clock), for how long that will do.
+`HOME/runners/NODE.heard` is overwritten in place, which needs no room on the disk: the time (boot clock), and its validity in seconds.
 Standard library only: every supervisor imports this.
 """
 
@@ -13,8 +13,8 @@ from pathlib import Path
 
 from ...engine.identity import boot_clock
 
-LOOK_SECONDS = 1.0  #: seconds between looks: a host that has slept wakes with its jobs
-_RENEWALS = 20  #: of the file, while it will do
+LOOK_SECONDS = 1.0  #: seconds between looks, as a host that has slept wakes with its jobs
+_RENEWALS = 20  #: of the file within its validity
 
 
 class Heard:
@@ -27,14 +27,14 @@ class Heard:
         self._lock = threading.Lock()
 
     def begin(self, at: float, after: float | None) -> None:
-        """The daemon has answered what was sent ``at``, and says how it is from now on."""
+        """The daemon has answered a message sent ``at`` (boot clock), and sets the validity from now on."""
         with self._lock:
             self._at, self.after = at, after
             if after is not None or self.path.exists():
                 self._write()
 
     def renew(self, at: float) -> None:
-        """It has answered what was sent ``at`` (boot clock)."""
+        """It has answered a message sent ``at`` (boot clock)."""
         with self._lock:
             self._at = max(self._at, at)
             if self.after is not None and self._at - self._written > self.after / _RENEWALS:
@@ -55,9 +55,9 @@ class Heard:
 
 
 def overdue_in(path: str) -> float | None:
-    """Seconds until jobs are to be stopped, negative: since then; None: they are not."""
+    """Seconds until jobs are to be stopped, negative if overdue; None: never."""
     try:
         at, after = map(float, Path(path).read_text().split())
-    except (OSError, ValueError):  # there is no such rule here
+    except (OSError, ValueError):  # no file, no rule
         return None
     return None if math.isinf(after) else at + after - boot_clock()

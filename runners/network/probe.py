@@ -1,4 +1,4 @@
-"""The place of this runner: a directory for checkpoints, by the name that stands in it, so that runners tell whether they have the same."""
+"""The place of this runner: its directory for checkpoints, with a name in a file, by which runners see whether they share it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ..lease.rundir import RunDir, checkpoints_of
 
 log = logging.getLogger("stoker.runner")
 
-PROBE_FILE = "place"  #: file in which the name stands
+PROBE_FILE = "place"  #: file with the name
 SERVES_FILE = "serves"  #: file that names the daemon that the runners of this home serve
 
 
 def own_place(home: Path) -> str:
-    """The home, whose checkpoints all runners of this home read, on whichever host: the first one gives it a name."""
+    """The home, whose checkpoints all its runners read, on any host; the first one gives it a name."""
     probe = home / PROBE_FILE
     for _ in range(2):
         with contextlib.suppress(FileNotFoundError):
@@ -34,7 +34,7 @@ def own_place(home: Path) -> str:
 
 
 def served(home: Path) -> str | None:
-    """The daemon whose jobs are in a home that is not that daemon's own. Another one would take them for left-overs, and end them."""
+    """The daemon whose jobs are in this home, which is not its own. Another daemon would take them for leftovers, and end them."""
     if not os.environ.get("STOKER_URL") or next((home / "jobs").glob("*"), None) is None:
         return None
     with contextlib.suppress(OSError, ValueError):
@@ -43,7 +43,7 @@ def served(home: Path) -> str | None:
 
 
 def serve(home: Path, daemon: str | None) -> None:
-    """From now on its jobs are in this home. A full disk does not keep its runner from them: its next start writes it."""
+    """From now on its jobs are in this home. A full disk does not stop the runner: its next start writes the file."""
     kept = home / SERVES_FILE
     with contextlib.suppress(OSError, ValueError):
         if daemon is None or kept.read_text().strip() == daemon:
@@ -56,9 +56,9 @@ def serve(home: Path, daemon: str | None) -> None:
 
 
 def shared_place(shared: SharedPlace) -> PlaceTold:
-    """The directory that the daemon's configuration says is shared; Conflict where it is not the one that the other runners have.
+    """The shared directory of the daemon's configuration; Conflict if it is not that of the other runners.
 
-    The first runner leaves a probe file there; who does not find it has another directory of the same name.
+    The first runner leaves a probe file there; a runner that does not find it has another directory of the same name.
     """
     folder = Path(shared.path) / f"stoker-{shared.name}"
     try:
@@ -85,7 +85,7 @@ def shared_place(shared: SharedPlace) -> PlaceTold:
 
 
 def place_of_checkpoints(run: RunDir, assignment: Assignment) -> str | None:
-    """The name of the place in which a lease leaves checkpoints; None: its home has none, as no agent of this version ran there."""
+    """The name of the place of a lease's checkpoints; None: its home has none, as no agent of this version ran there."""
     probe = checkpoints_of(run, assignment).parents[1] / PROBE_FILE if assignment.checkpoints else run.home / PROBE_FILE
     try:
         return probe.read_text().strip() or None

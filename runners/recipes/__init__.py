@@ -27,7 +27,7 @@ class Param:
     low: float | None = None
     high: float | None = None
     choices: tuple[str, ...] = ()
-    prefix: str = ""  #: what begins with it is a choice too
+    prefix: str = ""  #: values that begin with it are choices too
     directories: bool = False  #: a model's directory is a choice too, and a name in Hugging Face's cache
 
     def check(self, name: str, value: Any) -> Any:
@@ -65,7 +65,7 @@ class Recipe:
     params: Mapping[str, Param] = field(default_factory=dict)
     needs: tuple[str, ...] = ()  #: modules of the extras "recipes" and "llm"
     texts: bool = True  #: its backbone reads texts, by a tokenizer
-    kind: Kind = "train"  #: of its jobs, unless they say another one
+    kind: Kind = "train"  #: of its jobs, unless a job states another
     answers: bool = False  #: its jobs may be of kind infer
     samples: tuple[str, ...] = ()  #: parameters that bound its samples and nothing else: a server is built with one of each
 
@@ -90,7 +90,7 @@ class Recipe:
 
     @property
     def backbones(self) -> tuple[str, ...]:
-        """Names of pre-trained models that it can start from; the first is the one that it takes where nothing else is said."""
+        """Names of pre-trained models that it can start from; the first is the default."""
         param = self.params.get("backbone")
         if param is None or not param.choices:
             return ()
@@ -107,7 +107,7 @@ class Recipe:
         return param is not None and param.directories
 
     def unusable(self, given: Mapping[str, Any], backbone: str | None = None) -> str | None:
-        """What is wrong with the files of the backbone on this host, without its field; None: nothing, or it is no directory."""
+        """The problem with the backbone's files on this host, without the field's name; None: no problem, or it is no directory."""
         asked = self.resolve(given, backbone)
         name = asked.get("backbone")
         if not isinstance(name, str) or not self.takes_directories or name in self.params["backbone"].choices:
@@ -145,7 +145,7 @@ short_name = hub_directory.short_name
 
 
 def unusable(backbone: str, *, texts: bool = False) -> str | None:
-    """What is wrong with the files of a model on this host, without a field; None: nothing, or they need not be here."""
+    """The problem with a model's files on this host, without a field's name; None: no problem, or they need not be here."""
     if not hub_directory.is_here(backbone):
         return None
     try:
@@ -155,7 +155,7 @@ def unusable(backbone: str, *, texts: bool = False) -> str | None:
     return None
 
 
-ANY = "any"  #: in place of a recipe, of a fork server that holds a backbone: jobs of all recipes that take it are its forks
+ANY = "any"  #: in place of the recipe of a fork server that holds a backbone: it forks the jobs of every recipe that takes it
 
 
 LLMS = ("smollm2-135m", "tiny")
@@ -165,17 +165,17 @@ NO_BACKBONE = "none"  #: a choice of recipes that can begin with random weights
 _AS_LOADED = {
     "dtype": Param("float32", "of the backbone's weights", choices=("float32", "bfloat16", "float16")),
     "attention": Param(
-        "auto", "what computes it there; auto: the library's choice", choices=("auto", "sdpa", "eager", "flash_attention_2")
+        "auto", "its implementation in the backbone; auto: the library's choice", choices=("auto", "sdpa", "eager", "flash_attention_2")
     ),
 }
 _PETL = {
     "petl": Param(
-        "full", "few parameters that are trained in the model's place, in peft's format: docs/backbones.md",
+        "full", "few parameters, in peft's format, trained in place of the model's own: docs/backbones.md",
         choices=("full", "lora", "adapter", "prompt"),
     ),
     "r": Param(8, "rank of lora, tokens of prompt", low=1, high=1024),
     "targets": Param("auto", "layers that lora or adapter change, by name, separated by commas; auto: queries and values"),
-    "adapter": Param("", "directory of an adapter of peft's that it begins with"),
+    "adapter": Param("", "directory of a peft adapter to begin with"),
 }  # fmt: skip
 _COLUMNS = {
     "text_column": Param("text", "name of the texts in a file"),
@@ -186,7 +186,7 @@ _TEXT_LIBRARIES = ("safetensors", "tokenizers", "transformers")
 
 
 def _paced(steps: int) -> dict[str, Param]:
-    """What all recipes have."""
+    """Parameters of every recipe."""
     return {
         "eval_every": Param(steps, "steps between evaluations; 0: at the end only", low=0),
         "checkpoint_every": Param(steps, "steps between checkpoints; 0: at the end only", low=0),
@@ -202,16 +202,16 @@ RECIPES: dict[str, Recipe] = {
             "Fine-tunes a pre-trained encoder or decoder (unless told: MiniLM, 6 layers, 22.7 M parameters) on a text-classification set.",
             "text:build",
             {
-                "backbone": Param("minilm", "what it begins with", choices=("minilm",), directories=True),
+                "backbone": Param("minilm", "pre-trained model to begin with", choices=("minilm",), directories=True),
                 **_AS_LOADED,
                 **_PETL,
-                "data": Param("", f"what to learn: {', '.join(TEXT_DATASETS)}, or FILE.csv, .jsonl or .parquet; '': dataset"),
+                "data": Param("", f"{', '.join(TEXT_DATASETS)}, or FILE.csv, .jsonl or .parquet; '': dataset"),
                 **_COLUMNS,
-                "dataset": Param("trec", "what to learn where data is not given", choices=TEXT_DATASETS),
+                "dataset": Param("trec", "the data, unless 'data' is given", choices=TEXT_DATASETS),
                 "layers": Param("last", "what is trained: the new head, the last layer too, or all", choices=("head", "last", "all")),
                 "features": Param(
                     "computed",
-                    "of what is frozen below the trained layers: computed in each step, or once for each text and kept",
+                    "outputs of the frozen layers: computed in each step, or once for each text and kept",
                     choices=("computed", "kept"),
                 ),
                 "lr": Param(1e-3, "peak learning rate; about 5e-5 when all layers are trained", low=0.0, high=1.0),
@@ -230,12 +230,12 @@ RECIPES: dict[str, Recipe] = {
             "Fine-tunes a model of pictures that you have, a ViT or a ConvNet of transformers', on pictures of your own.",
             "image:build",
             {
-                "backbone": Param("", "what it begins with", choices=("",), directories=True),
+                "backbone": Param("", "pre-trained model to begin with", choices=("",), directories=True),
                 **_AS_LOADED,
                 **_PETL,
                 "data": Param("", "a folder with a folder of pictures for each class, or FILE.csv, FILE.jsonl or FILE.parquet"),
                 **_COLUMNS,
-                "text_column": Param("file", "name of the column of the pictures' files, whose paths count from the file's folder"),
+                "text_column": Param("file", "name of the column with the pictures' paths, relative to the file's folder"),
                 "layers": Param("last", "what is trained: the new head, the last layer too, or all", choices=("head", "last", "all")),
                 "lr": Param(1e-3, "peak learning rate; about 5e-5 when all layers are trained", low=0.0, high=1.0),
                 "batch_size": Param(16, "samples of a step", low=1),
@@ -269,7 +269,7 @@ RECIPES: dict[str, Recipe] = {
                 "channels": Param(8, "of the first convolution", low=1, high=1024),
                 "augment": Param(True, "whether images are turned, shifted and partly erased"),
                 "epochs": Param(10, "passes' worth of steps, unless the job says 'stop'", low=1),
-                "side": Param(128, "pixels of an image in its file: what decoding costs", low=28, high=1024),
+                "side": Param(128, "pixels of an image in its file; they set the cost of decoding", low=28, high=1024),
                 **_paced(62),
             },
             ("PIL",),
@@ -297,11 +297,11 @@ RECIPES: dict[str, Recipe] = {
                     "smollm2-135m", "language model; tiny has random weights, to try and to test", choices=LLMS, directories=True
                 ),
                 **_AS_LOADED,
-                "data": Param("sms-spam", f"what to learn: {', '.join(TEXT_DATASETS)}, or FILE.csv, FILE.jsonl or FILE.parquet"),
+                "data": Param("sms-spam", f"{', '.join(TEXT_DATASETS)}, or FILE.csv, FILE.jsonl or FILE.parquet"),
                 **_COLUMNS,
                 "init": Param(
                     "vocabulary",
-                    "what the prompt begins as: the best of the bank, numbers, words of the vocabulary, or 'text: …'",
+                    "start of the prompt: the best of the bank, numbers, words of the vocabulary, or 'text: …'",
                     choices=("bank", "random", "vocabulary"),
                     prefix="text:",
                 ),
@@ -324,7 +324,7 @@ RECIPES: dict[str, Recipe] = {
             {
                 "backbone": Param(
                     "smollm2-135m",
-                    "what it begins with: a language model (tiny: random weights, to try and to test), or none, which reads bytes",
+                    "language model to begin with (tiny: random weights, to try and to test), or none, which reads bytes",
                     choices=(*LLMS, NO_BACKBONE),
                     directories=True,
                 ),
@@ -332,7 +332,7 @@ RECIPES: dict[str, Recipe] = {
                 **_PETL,
                 "layers": Param(0, "with backbone: none; 0: 4", low=0, high=1024),
                 "width": Param(0, "with backbone: none, a multiple of 64; 0: 128", low=0, high=65_536),
-                "data": Param("bbc", f"what to learn: {', '.join(TEXT_DATASETS)}, or a file with text"),
+                "data": Param("bbc", f"{', '.join(TEXT_DATASETS)}, or a file with text"),
                 "context": Param(128, "tokens of a sample", low=1),
                 "limit": Param(0, "characters that are read of the text; 0: all", low=0),
                 "lr": Param(1e-4, "learning rate; about 1e-3 with backbone: none", low=0.0, high=10.0),

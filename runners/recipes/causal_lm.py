@@ -112,7 +112,7 @@ class Begun:
     ids: Callable[[str], Sequence[int]]  #: how it reads a text
     words: Callable[[Sequence[int]], str]  #: and writes one
     context: int  #: tokens that it sees at once
-    adapted: Adapted | None = None  #: what of it is tuned, if not itself
+    adapted: Adapted | None = None  #: its tuned part; None: all of it
 
 
 def _beginning(backbone: str, dtype: str, attention: str, layers: int, width: int, context: int, asked: Petl) -> Begun:
@@ -136,7 +136,7 @@ def _beginning(backbone: str, dtype: str, attention: str, layers: int, width: in
 
 
 def _random(layers: int, width: int, context: int) -> nn.Module:
-    """Of bytes, with heads of 64 numbers, and inner layers four times as wide as the others, as GPT (Radford et al. 2018)."""
+    """A decoder of bytes, with heads of 64 numbers and inner layers four times as wide as the others, as in GPT (Radford et al. 2018)."""
     if width % _HEAD and (width > _HEAD or width % 2):
         raise UsageError(f"params.width: {width} must be a multiple of {_HEAD}, or even and less")
     heads = max(1, width // _HEAD)
@@ -150,7 +150,7 @@ def _random(layers: int, width: int, context: int) -> nn.Module:
 
 
 def _texts(data: str, limit: int) -> tuple[str, str]:
-    """To train on, and held out; of ``limit`` characters, if any."""
+    """A text to train on and a held-out one. ``limit`` cuts a file as a whole, and each text of a set; 0: nothing is cut."""
     if data in TEXT_DATASETS:
         found = load(data)
         train, held_out = ("\n\n".join(text for text, _ in rows) for rows in (found.train, found.held_out))
@@ -177,7 +177,7 @@ def _tokens(text: str, ids: Callable[[str], Sequence[int]]) -> torch.Tensor:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """Of about `_CHUNK` characters, cut before a space, where no token would go across."""
+    """Parts of about `_CHUNK` characters, each cut before a space, which no token crosses."""
     begin = 0
     while begin < len(text):
         end = text.find(" ", begin + _CHUNK)
@@ -207,7 +207,7 @@ def _judged(model: nn.Module, held_out: Blocks, batch_size: int, limit: int) -> 
 
 
 def _beginning_of(request: Any, ids: Callable[[str], Sequence[int]], context: int) -> tuple[list[int], int]:
-    """The tokens of a request, and how many are to follow: a text, or ``{"text": …, "tokens": …}``."""
+    """The tokens of a request, a text or ``{"text": …, "tokens": …}``, and how many are to follow."""
     asked = request if isinstance(request, dict) else {"text": request}
     text, tokens = asked.get("text"), asked.get("tokens", _TOKENS)
     if not isinstance(text, str) or not text or not isinstance(tokens, int) or asked.keys() - {"text", "tokens"}:

@@ -33,7 +33,7 @@ Sample = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  #: dense (13,), bucket
 class Clicks:
     """A map-style data set: each read takes a line from its file and parses it.
 
-    Categories are hashed into ``buckets`` each, counts are scaled by a logarithm, what is missing is 0.
+    Categories are hashed into ``buckets`` each, counts are scaled by a logarithm, missing values are 0.
     """
 
     def __init__(self, folder: Path, start: int, stop: int, buckets: int) -> None:
@@ -53,7 +53,7 @@ class Clicks:
     def _parse(self, line: str) -> Sample:
         label, *fields = line.rstrip("\n").split("\t")
         counts = [math.log1p(int(field)) if field else 0.0 for field in fields[:DENSE]]
-        # 0 is for what is missing; the field's number keeps equal hashes of two categories apart.
+        # 0 stands for a missing value; the field's number keeps equal hashes of two categories apart.
         values = [1 + (int(field, 16) * 31 + number) % (self.buckets - 1) if field else 0 for number, field in enumerate(fields[DENSE:])]
         return torch.tensor(counts), torch.tensor(values), torch.tensor(float(label))
 

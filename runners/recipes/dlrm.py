@@ -81,7 +81,7 @@ class Judged:
 
 
 def _auc(logits: torch.Tensor, labels: torch.Tensor) -> float:
-    """The probability that a click is ranked above what was not clicked (Mann-Whitney; ties count as they are sorted)."""
+    """The probability that a clicked row is ranked above one not clicked (Mann-Whitney; ties count as they are sorted)."""
     ranks = torch.empty_like(logits)
     ranks[logits.argsort()] = torch.arange(1, len(logits) + 1, dtype=logits.dtype, device=logits.device)
     clicks = labels > 0

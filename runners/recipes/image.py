@@ -23,7 +23,7 @@ from . import pictures
 from .text import best_classes, warm_up_then_decay
 
 _EVAL_BATCH = 16
-_SIDE = 224  #: pixels, of a model that says nothing of it
+_SIDE = 224  #: pixels, where the model's files give no size
 _MEAN, _SPREAD = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 
 
@@ -126,7 +126,7 @@ def _seen(hub: hub_model.HubModel) -> tuple[int, Sequence[float], Sequence[float
 
 
 def _side(size: Any) -> int | None:
-    """Of a size as preprocessors write it: a number, or a mapping."""
+    """Pixels of a side, from a size as preprocessors write it: a number, or a mapping."""
     if isinstance(size, dict):
         return next((size[name] for name in ("height", "shortest_edge", "width") if isinstance(size.get(name), int)), None)
     return size if isinstance(size, int) else None

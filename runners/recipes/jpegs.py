@@ -1,7 +1,7 @@
 """The 5,000 handwritten digits as JPEG files on disk, decoded at each read as photographs are.
 
-The digits are tiny; enlarged and encoded in colour they cost per sample what images in files cost: reading, decoding, scaling down.
-That work is the first stage of loading; `distort`, random and cheap, is the second, which can be done again for a decoded sample.
+The digits are tiny; enlarged and encoded in colour, each costs as much as an image in a file: reading, decoding, scaling down.
+That work is the first stage of loading; `distort`, random and cheap, is the second, which can be repeated on a decoded sample.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Jpegs:
 
 
 def load(side: int = SIDE) -> Jpegs:
-    """All 5,000; encoded into the cache directory when that was not done before."""
+    """All 5,000; the first call encodes them into the cache directory."""
     folder = made_once(f"mnist-5k-jpeg-{side}", lambda folder: _encode(folder, side))
     return Jpegs(folder, np.load(folder / _LABELS).tolist())
 

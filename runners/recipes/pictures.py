@@ -37,7 +37,7 @@ class Pictures:
 
 
 def picture(source: Path | IO[bytes], side: int, mode: str, where: str | None = None) -> torch.Tensor:
-    """uint8 (channels, side, side). ``where``: what an error says of it; by default its path in ``params.data``."""
+    """uint8 (channels, side, side). ``where``: its name in an error; by default its path in ``params.data``."""
     images = imported("PIL.Image", "recipes")
     try:
         with images.open(source) as image:
@@ -52,7 +52,7 @@ def picture(source: Path | IO[bytes], side: int, mode: str, where: str | None = 
 
 
 def read(data: str, columns: Columns, held_out: str) -> tuple[Path, Texts]:
-    """Where the pictures are, and which are trained on and held out: paths from there on, and labels."""
+    """The pictures' folder, and the paths below it, with labels, to train on and held out."""
     path = Path(data).expanduser()
     if path.suffix.lower() in KINDS:
         found = read_labelled(str(path.absolute()), columns=columns, held_out=str(Path(held_out).absolute()) if held_out else "", most=None)

@@ -76,7 +76,7 @@ def build(
 
 
 def _deadline() -> float | None:
-    """Of the job that this process is a worker of, seconds since the epoch."""
+    """Of this worker's job, seconds since the epoch."""
     run_dir = os.environ.get(ENV_RUN_DIR)
     if not run_dir:
         return None
@@ -85,7 +85,7 @@ def _deadline() -> float | None:
 
 
 def _accuracy(model: nn.Module, held_out: Sequence[Sample]) -> dict[str, float]:
-    """Of the label words that the LLM finds likeliest, and the mean loss, on the held-out samples, texts of like length together."""
+    """Accuracy of the likeliest label words, and the mean loss, on the held-out samples; texts of like length are batched together."""
     device = next(model.parameters()).device
     ordered = sorted(held_out, key=lambda sample: len(sample[0]))
     right, total = 0, 0.0
@@ -101,5 +101,5 @@ def _write(model: nn.Module, folder: Path, *, llm: Llm, samples: Samples, start:
     assert isinstance(model, SoftPrompt)
     near = write_adapter(folder / ADAPTER, llm, model.prompt, samples, start.how)
     if samples.train.cut:
-        log.info("%d of the %d texts that were tuned on were cut (max_tokens)", samples.train.cut, samples.train.read)
+        log.info("%d of the %d training texts were cut (max_tokens)", samples.train.cut, samples.train.read)
     log.info("the tuned prompt is in %s, for peft; its nearest tokens: %s", folder / ADAPTER, json.dumps(near, ensure_ascii=False))

@@ -117,7 +117,7 @@ def build(
 def _beginning(
     backbone: str, dtype: str, attention: str, layers: str, max_tokens: int, asked: Petl
 ) -> tuple[HubTexts, Any, Adapted | None, str]:
-    """What the texts go through, its tokenizer, what of it is tuned, if not itself, and its revision."""
+    """The model, its tokenizer, its tuned part (None: all of it), and its revision."""
     found = hub_model.of_texts(hub_model.taken(backbone, dtype, attention), "text-classifier")
     if max_tokens > found.context:
         raise UsageError(f"params.max_tokens: {max_tokens} is more than {backbone} reads at once, {found.context} tokens; lower it")
@@ -130,7 +130,7 @@ def _beginning(
 
 
 def _kept(encoder: HubTexts, layers: str, asked: Petl) -> KeptFeatures:
-    """Where the features of the frozen part are kept, if there is such a part."""
+    """The store of the frozen part's features; UsageError where they cannot be kept."""
     if asked.wanted:
         raise UsageError("params.features: an adapter is trained in all layers, so nothing below it is frozen; leave features out")
     if layers == "all":
@@ -185,7 +185,7 @@ def _answers(model: nn.Module, samples: list[Sample], classes: Sequence[str]) ->
 
 
 def best_classes(logits: torch.Tensor, classes: Sequence[str]) -> list[dict[str, Any]]:
-    """Answers of a classifier: of each row of ``logits``, (requests, classes), the likeliest class and its probability."""
+    """A classifier's answers: the likeliest class of each row of ``logits``, (requests, classes), and its probability."""
     best = logits.softmax(1).max(1)
     found = zip(best.values.tolist(), best.indices.tolist(), strict=True)
     return [{"label": classes[number], "probability": probability} for probability, number in found]

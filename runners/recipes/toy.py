@@ -12,7 +12,7 @@ from torch import nn
 from ..train.batches import interruptible
 from ..train.task import Task
 
-_TICK = 0.05  #: seconds between looks at the request to stop in a pause that may be interrupted
+_TICK = 0.05  #: seconds between looks at the request to stop during a pause
 _FEATURES = 8
 
 

@@ -203,7 +203,7 @@ def objection(
     if (why := _newer_state(members, source, word)) is not None:
         return why
     if word.founder not in here:
-        return f"waiting for {_named(word, word.founder)}, with which the group begins"
+        return f"waiting for {named(word, word.founder)}, with which the group begins"
     if not source.history and len(here) < least:
         return f"{len(here)} of at least {least} members {'is' if len(here) == 1 else 'are'} here (replicas.min)"
     if away and (doubt or word.founder != word.first):
@@ -253,10 +253,10 @@ def _useless(members: Sequence[Member], source: Member, word: ReplicaGroup | Non
 
 
 def _names(word: ReplicaGroup, leases: Collection[int]) -> str:
-    return ", ".join(_named(word, lease) for lease in leases)
+    return ", ".join(named(word, lease) for lease in leases)
 
 
-def _named(word: ReplicaGroup | None, lease: int | None) -> str:
+def named(word: ReplicaGroup | None, lease: int | None) -> str:
     found = next((one for one in word.members if one.lease == lease), None) if word is not None else None
     return f"task {found.index}" if found is not None else f"lease {lease}"
 
@@ -272,12 +272,11 @@ def other_facts(me: Member, source: Member) -> str | None:
     What only one of them tells is of another version of Stoker, and does not count; but all of them have to sum alike.
     """
     here, there = ({SUMS: "another way"} | one.facts for one in (me, source))
-    wrong = [f"{name} {value} here, {there[name]} there" for name, value in here.items() if value != there.get(name, value)]
+    wrong = {name: f"{name} {value} here, {there[name]} there" for name, value in here.items() if value != there.get(name, value)}
     if not wrong:
         return None
-    return (
-        f"replicas: this member trains something else than task {source.index}: {'; '.join(wrong)}; give all the same, or submit a new job"
-    )
+    remedy = "bring the runners to one version of Stoker" if SUMS in wrong else "give all the same, or submit a new job"
+    return f"replicas: this member trains something else than task {source.index}: {'; '.join(wrong.values())}; {remedy}"
 
 
 def after(history: str, step: int, leases: Sequence[int]) -> str:

@@ -24,7 +24,7 @@ from ...engine.errors import StokerError, UsageError
 from ...engine.protocol import ReplicaGroup
 from ..train.batches import Interrupted
 from .member_server import MemberServer, Status, ask_all, fetch
-from .membership import Decision, Member, decide, decoded, farthest, newest, same_state
+from .membership import Decision, Member, decide, decoded, farthest, named, newest, same_state
 
 log = logging.getLogger(__name__)
 
@@ -212,9 +212,11 @@ class Group:
         if first == self.me.lease:
             self._use(self._lighthouse if best.took_part and self._lighthouse else self._own)
             return
-        for status in answers:
-            if status.member.lease == first:
-                self._use(status.lighthouse if best.took_part else status.member.own)
+        asked = next((status for status in answers if status.member.lease == first), None)
+        if asked is not None:  # one of an older version tells no more than which it uses
+            self._use(asked.lighthouse if best.took_part else asked.member.own or asked.lighthouse)
+        elif answers:
+            self._nobody = f"waiting for {named(self.me.word, first)} to answer, with which the group begins"
 
     def _use(self, lighthouse: str) -> None:
         if not lighthouse or (lighthouse == self._lighthouse and self._client is not None):
@@ -424,16 +426,10 @@ class Group:
         return fetch(source.address, self.settings.group, source.step, source.history, seconds)
 
     def _final_state(self, answers: Sequence[Status]) -> bytes | None:
-        for status in answers:
-            if status.finished:
-                one = status.member
-                return fetch(
-                    one.address,
-                    self.settings.group,
-                    one.step,
-                    one.history,
-                    self.settings.quorum_timeout + self.settings.state_bytes / _LINK,
-                )
+        patience = self.settings.quorum_timeout + self.settings.state_bytes / _LINK
+        for one in (status.member for status in answers if status.finished):
+            if (state := fetch(one.address, self.settings.group, one.step, one.history, patience)) is not None:
+                return state
         return None
 
     # ---- the end ----

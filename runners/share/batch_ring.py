@@ -1,13 +1,13 @@
-"""Batches in shared memory, by number, for jobs that need the same ones: whoever needs one first makes it, the others find it.
+"""Batches in shared memory, by number, for jobs that need the same ones: the first that needs a batch makes it, the others find it.
 
-A file in shared memory with a page of words, and places for batches. Nothing has to be started: each member maps the file.
+The ring is a file in shared memory with a page of words, and places for batches. No process has to be started: each member maps the file.
 
-- Bytes of the file are locked (POSIX record locks, by process), so the kernel frees what the dead held: byte 0 while the page is looked at
-  and changed, a byte a member ("I live"), a byte a batch that is being made ("I make it").
-- What is kept is what will be needed soonest (Belady, 1966): each member's row tells its next batch, and all go through the same numbers in
-  order, so the future is known. A batch that nobody else will need is not kept.
-- Nobody waits for a member that is behind, dead or stopped: what has left the ring, or does not come in time, one makes for oneself.
-- Who waits for a batch that is being made sleeps on a futex, with looks whether its maker lives.
+- Bytes of the file are locked (POSIX record locks, by process), so the kernel frees the locks of the dead: byte 0 during reads and changes
+  of the page, a byte per member ("I live"), a byte per batch being made ("I make it").
+- The ring keeps the batches that will be needed soonest (Belady, 1966): each member's row has its next batch, and all go through the same
+  numbers in order, so the future is known. A batch that no other member will need is not kept.
+- A member that is behind, dead or stopped delays no other: each makes a batch for itself if it has left the ring or comes too late.
+- A member that waits for a batch sleeps on a futex, and checks at intervals whether its maker lives.
 - Closing any descriptor of the file gives up the locks of the whole process: one `BatchRing` a process and file.
 """
 
@@ -34,16 +34,16 @@ from .record_locks import holder, lock, unlock
 ROWS = 128  #: members at once
 PLACES = 32  #: batches at most
 _BEING_MADE = 64  #: batches that are being made at once
-_SLOT_BYTES, _SLOTS, _MAKING_NS, _MADE, _NEWEST, _WORD = range(6)  #: words of the head; `_WORD` is slept on
-_ROW, _ROW_WORDS = 64, 7  #: first word of the rows; of each what `Member` has
-_SLOT, _SLOT_WORDS = _ROW + ROWS * _ROW_WORDS, 4  #: batch + 1 (0: none), bytes, writes so far, who writes it (byte of a lock)
-_MAKER = _SLOT + PLACES * _SLOT_WORDS  #: batch + 1 that is being made, by its number modulo `_BEING_MADE`
+_SLOT_BYTES, _SLOTS, _MAKING_NS, _MADE, _NEWEST, _WORD = range(6)  #: words of the head; `_WORD` is the futex
+_ROW, _ROW_WORDS = 64, 7  #: first word of the rows; words of a row, the fields of `Member`
+_SLOT, _SLOT_WORDS = _ROW + ROWS * _ROW_WORDS, 4  #: batch + 1 (0: none), bytes, writes so far, its writer (byte of a lock)
+_MAKER = _SLOT + PLACES * _SLOT_WORDS  #: 1 + each batch being made, by its number modulo `_BEING_MADE`
 _WORDS = _MAKER + _BEING_MADE
 _HEAD = -(-_WORDS * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
-_LOCK_ROW, _LOCK_MAKER = 1, 1 + ROWS  #: bytes that are locked
-_BUSY = 0.25  #: seconds after which the page that somebody else has locked is done without: who was stopped there must not stop others
-_LOOK = 0.05  #: seconds between looks whether the maker of a batch lives
-_LEAST_PATIENCE, _PATIENCE = 1.0, 3.0  #: seconds, and times what making one takes, after which one makes it for oneself
+_LOCK_ROW, _LOCK_MAKER = 1, 1 + ROWS  #: first locked bytes
+_BUSY = 0.25  #: seconds after which a member goes on without the locked page: the lock's holder may be stopped
+_LOOK = 0.05  #: seconds between checks whether the maker of a batch lives
+_LEAST_PATIENCE, _PATIENCE = 1.0, 3.0  #: least seconds, and times a batch's making, after which a member makes it for itself
 _ALIGN = 64
 _SPARE = 1.25  #: room for batches that are larger than the first
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
@@ -59,12 +59,12 @@ class Member(NamedTuple):
     apart: int  #: it makes all batches for itself
     made: int
     found: int
-    again: int  #: made, which somebody had made before
-    bytes: int  #: that were found
+    again: int  #: made, though another had made them before
+    bytes: int  #: of found batches
 
 
 class FoundBatch(NamedTuple):
-    """A batch, and how it came: `found`, `made`, or made `again`."""
+    """A batch, and its origin: `found`, `made`, or made `again`."""
 
     value: Any
     how: str
@@ -72,7 +72,7 @@ class FoundBatch(NamedTuple):
 
 
 class NoRoom(Exception):
-    """There is no shared memory for it; in words."""
+    """There is no shared memory for it; the message says why."""
 
 
 class BatchRing:
@@ -98,22 +98,22 @@ class BatchRing:
                     self.row = row
                     self._write(Member(first, lease, 0, 0, 0, 0, 0))
                     return
-        raise NoRoom(f"{ROWS} jobs use it already" if ours else "another one has locked it and does not go on")
+        raise NoRoom(f"{ROWS} jobs use it already" if ours else "another job has locked it and is stopped")
 
     @property
     def in_place(self) -> bool:
-        """Its file is still the one that others find."""
+        """Whether its file is still the one that others find."""
         try:
             return os.fstat(self._file).st_ino == self.path.stat().st_ino
         except OSError:
             return False
 
     def members(self) -> list[int]:
-        """Leases of those that live."""
+        """Leases of the living members."""
         return [self._words[self._at(row) + 1] for row in self._living()]
 
     def leave(self) -> None:
-        """The last one takes the file away."""
+        """Leave the ring; the last member removes the file."""
         with self._page():
             if self.row >= 0:
                 self._words[self._at(self.row) + 1] = 0
@@ -131,12 +131,12 @@ class BatchRing:
 
     @property
     def member(self) -> Member:
-        """What this one has done."""
+        """This member's counts."""
         at = self._at(self.row)
         return Member(*self._words[at : at + _ROW_WORDS])
 
     def keep_apart(self) -> None:
-        """Whatever process of this member asks: all batches are made for it alone."""
+        """From now on all batches are made for this member alone, in any of its processes."""
         with self._page():
             self._write(self.member._replace(apart=1))
 
@@ -147,7 +147,7 @@ class BatchRing:
     # ---- batches ----
 
     def get(self, number: int, make: Callable[[], Any]) -> FoundBatch:
-        """Batch ``number``: found, or made by ``make``. For any thread, each number in one of them."""
+        """Batch ``number``: found, or made by ``make``. Any thread may call it, but each number only one."""
         found = self._get(number, make)
         with self._page():
             now = self.member
@@ -196,17 +196,17 @@ class BatchRing:
 
     @property
     def seconds(self) -> float:
-        """That making a batch takes, in the mean."""
+        """Mean seconds of making a batch."""
         return self._words[_MAKING_NS] / 1e9 / max(1, self._words[_MADE])
 
     @property
     def _patience(self) -> float:
         return max(_LEAST_PATIENCE, _PATIENCE * self.seconds)
 
-    # ---- who makes it ----
+    # ---- the maker ----
 
     def _claim(self, number: int) -> int | None:
-        """The right to make a batch for all; None: somebody makes another one in its place."""
+        """The right to make a batch for all; None: another batch is being made in its place."""
         claim = number % _BEING_MADE
         if not self._lock(_LOCK_MAKER + claim):
             return None
@@ -217,7 +217,7 @@ class BatchRing:
         claim = number % _BEING_MADE
         return self._words[_MAKER + claim] == number + 1 and self._held(_LOCK_MAKER + claim)
 
-    # ---- what is kept ----
+    # ---- kept batches ----
 
     def _slot_of(self, number: int) -> int | None:
         slots = range(self._words[_SLOTS])
@@ -251,7 +251,7 @@ class BatchRing:
             self._words[at + 1], self._words[at], self._words[at + 3] = size, number + 1, 0
 
     def _chosen(self, number: int, size: int) -> int | None:
-        """The place of what will be needed last, if that is later than this batch."""
+        """The place of the batch that will be needed last, if that is later than this one."""
         if not self._words[_SLOT_BYTES]:
             self._divide(size)
         if size > self._words[_SLOT_BYTES] or not self._mapped():
@@ -269,7 +269,7 @@ class BatchRing:
         return not writer or not self._held(writer)
 
     def _divide(self, size: int) -> None:
-        """Into places, by the first batch that is kept."""
+        """Divide the file into places, by the size of the first batch."""
         room = -(-int(size * _SPARE) // mmap.PAGESIZE) * mmap.PAGESIZE
         slots = min(PLACES, self.memory // room)
         while slots >= 2:
@@ -319,7 +319,7 @@ class BatchRing:
         return _SLOT + slot * _SLOT_WORDS
 
     def _living(self) -> list[int]:
-        """Rows of those that live; of the dead they are cleared."""
+        """Rows of living members; rows of dead ones are cleared."""
         rows = [row for row in range(ROWS) if self._words[self._at(row) + 1]]
         for row in rows:
             if row != self.row and not self._held(_LOCK_ROW + row):
@@ -328,7 +328,7 @@ class BatchRing:
 
     @contextlib.contextmanager
     def _page(self) -> Iterator[bool]:
-        """With the page to ourselves. False: somebody has stopped while he had it."""
+        """Holds the page's lock. False: it cannot be had, as its holder is stopped."""
         with self._threads:
             until, pause = time.monotonic() + _BUSY, 0.00005
             while not (ours := self._lock(0)) and time.monotonic() < until:
@@ -368,7 +368,7 @@ class BatchRing:
 
 
 def living(path: Path) -> list[int]:
-    """Leases of the members of a ring that live. Of a file that this process has a `BatchRing` of it would give up the locks."""
+    """Leases of a ring's living members. Not for a file of which this process has a `BatchRing`: it would lose its locks."""
     try:
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -394,12 +394,12 @@ def _opened(path: Path) -> tuple[int, mmap.mmap]:
 
 
 def _needed_in(number: int, coming: Sequence[int]) -> float:
-    """After how many batches the first of those whose next ones are ``coming`` needs this one."""
+    """The number of batches until a member needs this one; ``coming``: the members' next batches."""
     return min((number - at for at in coming if at <= number), default=math.inf)
 
 
 def _starts(after: int, lengths: Sequence[int]) -> list[int]:
-    """Where each buffer begins, aligned as torch's own are."""
+    """The offset of each buffer, aligned like torch's own."""
     starts = []
     for length in lengths:
         starts.append(-(-after // _ALIGN) * _ALIGN)

@@ -1,7 +1,7 @@
-"""Turns for commands that know nothing of them: their supervisor takes the turn, and stops their processes while another has it.
+"""Turns for commands that know nothing of them: the supervisor takes the turn, and stops the processes while another job has it.
 
-The turn is the supervisor's, and so is the word to go on: whoever else is killed, it goes on at once. Who is stopped cannot leave a step
-before it is over, so equals change by time: a command computes for as long as it has waited. What a GPU has been given before computes on.
+The supervisor holds the turn and continues the processes, whichever other process is killed. A command cannot be stopped at the end of a
+step, so equals take turns by time: a command computes for as long as it has waited. Work already launched on the GPU computes on.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from ..lease.rundir import TAKES_TURNS
 from .told_turns import ToldTurns
 from .turn import Turn
 
-LOOK, WAITS = 0.001, 0.005  #: seconds between looks of who has the turn, and of who waits for it, whom each costs some CPU
-LOOK_INTERVAL = 0.05  #: seconds between looks at what the agent says
-SHORTEST, LONGEST = 0.02, 2.0  #: seconds for which it computes before an equal has its turn
+LOOK, WAITS = 0.001, 0.005  #: seconds between looks while it has the turn, and while it waits for it; each look costs some CPU
+LOOK_INTERVAL = 0.05  #: seconds between looks at the agent's file
+SHORTEST, LONGEST = 0.02, 2.0  #: least and most seconds for which it computes before an equal gets the turn
 
 
 class CommandTurns(threading.Thread):
-    """Of what runs below ``root``, our process. ``end`` leaves it running."""
+    """Takes turns for the processes below ``root``, our process. ``end`` leaves them running."""
 
     def __init__(self, run_dir: Path, lease: int, root: int) -> None:
         super().__init__(name="turns", daemon=True)
         self._root, self._told = root, ToldTurns(run_dir, lease, leaving=lambda: False)
         self._by_itself = str(run_dir / TAKES_TURNS)
         self._ends = threading.Event()
-        self._known: list[Process] = []  #: those below, when last looked at
+        self._known: list[Process] = []  #: processes below, at the last look
         self._stopped: list[Process] = []
-        self._follow_at = 0.0  #: when it looks again at what the agent says
-        self.trouble: Callable[[str], None] = lambda words: None  #: told once, why it takes no turns
+        self._follow_at = 0.0  #: time of the next look at the agent's file
+        self.trouble: Callable[[str], None] = lambda words: None  #: called once with the reason why it takes no turns
 
     def end(self) -> None:
-        """All of it goes on, from now on without turns."""
+        """Continue all processes, from now on without turns."""
         self._ends.set()
         if self.is_alive():
             self.join()
@@ -60,7 +60,7 @@ class CommandTurns(threading.Thread):
             self._told.close()
 
     def _in_turn(self, turn: Turn) -> None:
-        """Wait for the turn, compute, and give it."""
+        """Wait for the turn, compute, and give the turn back."""
         asked = time.monotonic()
         turn.ask()
         if not turn.granted():
@@ -79,7 +79,7 @@ class CommandTurns(threading.Thread):
         turn.give()
 
     def _is_over(self, turn: Turn, pause: float) -> bool:
-        """Whether it takes this turn no longer, looked at after a moment."""
+        """Whether it no longer takes this turn, after a pause."""
         over = self._ends.wait(pause)
         if time.monotonic() >= self._follow_at:
             self._follow_at = time.monotonic() + LOOK_INTERVAL
@@ -92,7 +92,7 @@ class CommandTurns(threading.Thread):
         return over
 
     def _stop(self) -> None:
-        """Stop all of it; what is forked meanwhile too."""
+        """Stop all processes, also those forked meanwhile."""
         self._halt()
         while True:
             self._known = below(self._root)
@@ -101,7 +101,7 @@ class CommandTurns(threading.Thread):
             self._halt()
 
     def _halt(self) -> None:
-        """Stop those that are known, which takes no time to speak of."""
+        """Stop the known processes, which is quick."""
         for process in self._known:
             if process not in self._stopped and processes.send(process, signal.SIGSTOP):
                 self._stopped.append(process)
@@ -113,7 +113,7 @@ class CommandTurns(threading.Thread):
 
 
 def below(root: int) -> list[Process]:
-    """The living below a process, by what the kernel lists of each: all processes of a host are too many to be read at each pause."""
+    """Living descendants of a process, by the kernel's list for each: all processes of a host are too many to read at each pause."""
     if not os.path.exists(f"/proc/{root}/task/{root}/children"):  # noqa: PTH110 - a kernel without CONFIG_PROC_CHILDREN
         return [one.process for one in processes.descendants(root, processes.table())]
     found: list[Process] = []
@@ -126,7 +126,7 @@ def below(root: int) -> list[Process]:
 
 
 def _children(pid: int) -> list[int]:
-    """Each thread has those that it has started."""
+    """Each thread has a list of the processes that it has started."""
     children: list[int] = []
     with contextlib.suppress(OSError):  # it has ended
         for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208

@@ -1,9 +1,9 @@
 """A job of ``kind: infer``: it answers requests until it is asked to stop.
 
 Requests wait in a bounded queue, are prepared on a thread of their own (`Task.prepare`: decoding, tokenising), and are computed in batches
-by the main thread, under the turn of its GPU as a training does: with the job's priority, pausing in place for a higher one, and giving way
-to equals after each batch; for requests that wait already it keeps the turn. It tells Stoker what it has seen of latencies, a row a minute
-and more often while it is busy.
+by the main thread, under the turn of its GPU like a training: with the job's priority, pausing in place for a higher one, and giving way
+to equals after each batch; it keeps the turn for requests that wait already. It reports latencies, one row per minute, and more often
+while it is busy.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from .yielding import Yielding
 log = logging.getLogger(__name__)
 
 STOP_INTERVAL = 0.1  #: seconds between looks at the request to stop
-SIGN_OF_LIFE_INTERVAL = 20.0  #: seconds, while nobody asks: a server that gives none hangs, after 10 minutes or the job's `hang_after`
-FIRST, NEXT = 1.0, 10.0  #: seconds until the requests of a minute are told for the first time, and again
+SIGN_OF_LIFE_INTERVAL = 20.0  #: seconds, without requests: a server without a sign for 10 minutes, or the job's `hang_after`, hangs
+FIRST, NEXT = 1.0, 10.0  #: seconds until the requests of a minute are reported for the first time, and again
 LAST_WORDS = 1.0  #: seconds for which clients may take their answers when it leaves
 MOST_LOGGED = 20  #: tracebacks of requests that failed
 _MOST_KEPT = 20_000  #: latencies of a minute
@@ -67,7 +67,7 @@ class _Waiting:
 
 
 class _Minute:
-    """What clients saw within a minute of the clock."""
+    """The latencies within a minute of the clock."""
 
     def __init__(self) -> None:
         self.number = int(time.time() // 60)
@@ -85,8 +85,8 @@ class _Minute:
 class ModelServer:
     """The model of a task, at a socket in ``run_dir``.
 
-    ``weights``: a file, or a directory of checkpoints; None: as the task builds it. ``hang``: seconds without a sign of life after which
-    it is taken to hang, where its job says them. ``frees``: between its batches it keeps nothing but its weights, and pauses in none.
+    ``weights``: a file, or a directory of checkpoints; None: as the task builds it. ``hang``: the job's limit of seconds without a sign of
+    life, if it has one. ``frees``: between its batches it keeps only its weights, and it pauses within none.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class ModelServer:
         self._threads.append(self._socket.thread)
 
     def run(self) -> None:
-        """Until it is asked to stop."""
+        """Serve until it is asked to stop."""
         script.report(step=0)
         log.info("serves")
         try:
@@ -132,7 +132,7 @@ class ModelServer:
                 if batch := self._batch():
                     with self.sharing:
                         self._compute(batch)
-                        while self._goes_on():  # it would wait for a pause of who has the turn meanwhile, at each batch
+                        while self._goes_on():  # else it would wait for a pause of the turn's next holder at each batch
                             self._tell()
                             if batch := self._batch():
                                 self._compute(batch)
@@ -145,17 +145,17 @@ class ModelServer:
         """Whether it has requests to compute at once, and keeps the turn for them."""
         return bool(self._ready) and not self.serve.delay and self.sharing.may_go_on and not script.should_stop()
 
-    # ---- what comes ----
+    # ---- requests ----
 
     def _take(self, caller: Caller, line: bytes) -> None:
-        """A line of a client: its requests are queued, or it is told why not. On the thread of the socket."""
+        """Queue the requests of a client's line, or answer why not. On the thread of the socket."""
         try:
             requests = json.loads(line)["requests"]
             wrong = None if isinstance(requests, list) and requests else "requests is no list with one or more of them"
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             wrong = f"it is no JSON: {error}" if isinstance(error, ValueError) else "it is no object with a list 'requests'"
         if wrong is not None:
-            self._socket.send(caller, _line({"error": f'a request is a line such as {{"requests": ["a text"]}}, and {wrong}'}))
+            self._socket.send(caller, _line({"error": f'a request is a line such as {{"requests": ["a text"]}}, but {wrong}'}))
             return
         if len(requests) > self.serve.queue:
             words = f"{len(requests)} requests at once are more than may wait here, {self.serve.queue}; send fewer at once"
@@ -184,14 +184,14 @@ class ModelServer:
                 self._lock.notify()
 
     def _prepare(self) -> None:
-        """What a request needs of the CPU, ahead of the turn."""
+        """A request's work on the CPU, ahead of the turn."""
         assert self.task.prepare is not None
         while True:
             one = self._raw.get()
             if not one.message.caller.gone:
                 try:
                     one.request = self.task.prepare(one.request)
-                except BaseException as error:  # also what would end the thread, and so the server, without a word
+                except BaseException as error:  # also errors that would silently end the thread, and so the server
                     self._failed(error)
                     self._finish(one, {"error": _words(error)})
                     continue
@@ -199,10 +199,10 @@ class ModelServer:
                 self._ready.append(one)
                 self._lock.notify()
 
-    # ---- what is computed ----
+    # ---- computing ----
 
     def _batch(self) -> list[_Waiting]:
-        """Requests to compute at once; none: nobody has asked for a while. Those of clients that have left are dropped."""
+        """Requests to compute at once; empty: none came for a while. Those of clients that have left are dropped."""
         with self._lock:
             if not self._ready:
                 self._lock.wait(STOP_INTERVAL)
@@ -225,7 +225,7 @@ class ModelServer:
                 answers = self._answers([one.request for one in batch])
         except Interrupted:
             answers = [{"error": _STOPS}] * len(batch)
-        except BaseException as error:  # the process ends: nobody is left waiting
+        except BaseException as error:  # the process ends: no client is left waiting
             for one in batch:
                 self._finish(one, {"error": f"the server has failed: {_words(error)}"})
             raise
@@ -233,7 +233,7 @@ class ModelServer:
             self._finish(one, answer)
 
     def _answers(self, requests: list[Any]) -> list[dict[str, Any]]:
-        """One each: where the model raises, they are computed one by one, so that each has its own answer or error."""
+        """One for each; if the model raises, they are computed one by one, so that each has its own answer or error."""
         try:
             found = self.answer(self.model, list(requests))  # a list of its own: it may change it
             if not isinstance(found, Sequence) or isinstance(found, str) or len(found) != len(requests):
@@ -244,7 +244,7 @@ class ModelServer:
             raise
         except Exception as error:
             if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)  # raises where the device computes no more: who starts again does
+                torch.cuda.synchronize(self.device)  # raises if the device has failed, as only a new process can use it again
             if len(requests) > 1:
                 return [self._answers([request])[0] for request in requests]
             self._failed(error)
@@ -255,7 +255,7 @@ class ModelServer:
         if self._logged <= MOST_LOGGED:
             told = "".join(traceback.format_exception(error)).rstrip()
             rest = "; no more of them are logged" if self._logged == MOST_LOGGED else ""
-            log.warning("%s\na request failed so, and has the error as its answer%s", told, rest)
+            log.warning("%s\na request failed with this error, which is its answer%s", told, rest)
 
     def _finish(self, one: _Waiting, answer: dict[str, Any]) -> None:
         """A request has its answer; the last one of a message sends it."""
@@ -263,7 +263,7 @@ class ModelServer:
         try:
             json.dumps(answer, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
-            answer = {"error": f"the task's answer() returned what JSON cannot say: {error}"}
+            answer = {"error": f"the task's answer() returned a value that JSON cannot hold: {error}"}
         message.answers[one.place] = answer
         with self._lock:
             self._count -= 1
@@ -279,10 +279,10 @@ class ModelServer:
         if whole:
             self._socket.send(message.caller, _line({"answers": message.answers}))
 
-    # ---- what is told ----
+    # ---- reports ----
 
     def _tell(self) -> None:
-        """What the minute was like, when it is over and meanwhile; and that it lives."""
+        """Report the minute's latencies, at its end and meanwhile; and a sign of life."""
         now = time.monotonic()
         with self._lock:
             over = int(time.time() // 60) != self._minute.number
@@ -298,7 +298,7 @@ class ModelServer:
             script.report(step=self.answered, total=None, checkpoint=None, memory=None, **values)
 
     def _leave(self) -> None:
-        """Who waits is told so, and is not left hanging."""
+        """Answer all waiting clients that the server stops."""
         with self._lock:
             waiting, self._ready = list(self._ready), deque()
         with contextlib.suppress(queue.Empty):  # the other thread may take the last one

@@ -35,12 +35,12 @@ class InferenceClient:
         self._answers = self._socket.makefile("rb")
 
     def ask(self, requests: Sequence[Any]) -> list[dict[str, Any]]:
-        """Of each request ``{"answer": …}`` or ``{"error": "…"}``. Raises LimitExceeded where the server has no room for them now."""
+        """For each request ``{"answer": …}`` or ``{"error": "…"}``. Raises LimitExceeded if the server has no room for them now."""
         line = json.dumps({"requests": list(requests)}).encode() + b"\n"
         if len(line) > LONGEST_REQUEST:
             raise UsageError(f"the request is larger than {LONGEST_REQUEST >> 20} MiB: send less at once")
         try:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may have said why before it closed
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may have sent the reason before it closed
                 self._socket.sendall(line)
             said = self._answers.readline()
         except TimeoutError:

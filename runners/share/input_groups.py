@@ -1,4 +1,4 @@
-"""Jobs that share their input, as the agent of their host sees them: it says where their batches lie, and clears up after the dead.
+"""The agent's part for jobs that share their input: it tells them the place of their batches, and removes the rings of the dead.
 
 A group is the jobs of a user that name the same ``share.input``. Its directory in shared memory has a ring (`batch_ring`) for each
 description of batches, and beside it that description.
@@ -20,16 +20,16 @@ MEMORY = Path("/dev/shm")
 
 
 class InputGroup(msgspec.Struct, frozen=True):
-    """What a job is told of its group."""
+    """A job's group."""
 
     directory: str
     memory: int  #: bytes that a ring may take
     lease: int
-    leases: int  #: of the group that are on this host as the job starts, its own with them
+    leases: int  #: of the group on this host as the job starts, its own included
 
 
 def told(run_dir: Path) -> InputGroup | None:
-    """What the agent has said to the job of this run directory; None: nothing."""
+    """The group of this run directory's job, as written by the agent; None: it has none."""
     try:
         return msgspec.json.decode((run_dir / INPUT).read_bytes(), type=InputGroup)
     except FileNotFoundError:
@@ -37,27 +37,27 @@ def told(run_dir: Path) -> InputGroup | None:
 
 
 class InputGroups:
-    """``share``: of the main memory of the host that a ring may take."""
+    """``share``: of the host's main memory, for one ring."""
 
     def __init__(self, home: Path, share: float = 0.1, memory: Path = MEMORY) -> None:
         self.share = share
         self._place = memory / f"stoker-input-{os.getuid()}-{_digest(str(home.resolve()))}"
 
     def tell(self, run: RunDir, group: str, leases: int) -> None:
-        """Say to one that is about to start where the batches of its group lie. ``leases``: of the group here, its own with them."""
+        """Tell a job that is about to start the place of its group's batches. ``leases``: of the group here, its own included."""
         memory = int(self.share * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
         said = InputGroup(str(self._place / _digest(group)), memory, run.lease, leases)
         run.write(INPUT, msgspec.to_builtins(said))
 
     def clean(self) -> None:
-        """Take away rings in which nobody lives. Who has just opened one finds that out, and makes another."""
+        """Remove rings without a living member. A job that has just opened one notices that, and makes another."""
         for ring in self._place.glob("*/*.ring"):
             if not living(ring):
                 clear(ring)
 
 
 def clear(ring: Path) -> None:
-    """Take away a ring and its description, and the directory after the last one."""
+    """Remove a ring and its description, and the directory after the last one."""
     for file in (ring, ring.with_suffix(".json")):
         file.unlink(missing_ok=True)
     with contextlib.suppress(OSError):

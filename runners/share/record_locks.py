@@ -26,7 +26,7 @@ def unlock(file: int, byte: int) -> None:
 
 
 def holder(file: int, byte: int) -> int | None:
-    """The process that has locked a byte, None: none but ours."""
+    """The other process that has locked a byte; None: there is none."""
     asked = struct.pack(_RECORD, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
     kind, _, _, _, pid = struct.unpack(_RECORD, fcntl.fcntl(file, fcntl.F_GETLK, asked))
     return None if kind == fcntl.F_UNLCK else int(pid)

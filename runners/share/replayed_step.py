@@ -1,8 +1,8 @@
-"""Steps of a training that shares its GPU with more than fits beside them: `share: {memory: replay}`.
+"""Steps of a training whose memory does not fit beside the other jobs of its GPU: `share: {memory: replay}`.
 
-SwitchFlow (004 ch. 2.3.3) keeps the intermediate data of one model at a time. So a step is given up where a job that goes before wants
-the GPU, and done again from its beginning, with the same batches, draws and buffers. Once: then it goes on until it is done, or a step that
-takes longer than others leave the GPU alone would never end.
+SwitchFlow (004 ch. 2.3.3) keeps the intermediate data of one model at a time. So if a job of higher priority wants the GPU, a step is
+given up, and done again from its beginning, with the same batches, draws and buffers. The second try is not given up: otherwise a step
+longer than the pauses of other jobs would never end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STATM, _PAGE = Path("/proc/self/statm"), 4096
 
 
 class ReplayedStep:
-    """A plain step, as `Step`. Between its turns nothing of it is on the GPU but weights, buffers and the optimizer's state."""
+    """A plain step, as `Step`. Between its turns only weights, buffers and the optimizer's state are on the GPU."""
 
     def __init__(self, step: PlainStep) -> None:
         self.inner, self.accumulate, self.values = step, step.accumulate, step.values
@@ -52,8 +52,8 @@ class ReplayedStep:
         try:
             return self._computed(sharing, batches, weight, dropped=True)
         except Dropped:
-            pass  # with it goes what the step had on its way
-        # Autograd keeps what a backward pass that was cut short had still to do until its next one (PyTorch 2.13).
+            pass  # it frees the step's intermediate data
+        # Autograd keeps the unfinished work of an interrupted backward pass until its next one (PyTorch 2.13).
         torch.zeros((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
         gc.collect(1)
         begin.restore()
@@ -74,7 +74,7 @@ class ReplayedStep:
             self.inner.model.train()
             self.optimizer.zero_grad(set_to_none=True)
             loss = self.inner.gradients(batches, weight).detach()
-        with sharing.step(dropped=False):  # weights that have moved cannot be moved again, and an optimizer may look for others too
+        with sharing.step(dropped=False):  # an update cannot be repeated, and an optimizer may look at other weights too
             self.inner.move()
         return loss
 
@@ -87,28 +87,28 @@ class ReplayedStep:
         return loss
 
     def _free(self) -> None:
-        """Leave the GPU to others, but for weights, buffers and the optimizer's state."""
+        """Free the GPU's memory, except weights, buffers and the optimizer's state."""
         self.optimizer.zero_grad(set_to_none=True)
         free(self.inner.ranks.device)
 
 
 def free(device: torch.device) -> None:
-    """Leave to others what is in no use, and tell what is."""
+    """Free unused memory of the device, and report the memory in use."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
     tell_kept(device)
 
 
 def tell_kept(device: torch.device) -> None:
-    # Of a slot as its memory is measured: what the process has.
+    # On a slot, memory is measured as that of the process.
     script.keeps(torch.cuda.memory_allocated(device) if device.type == "cuda" else int(_STATM.read_text().split()[1]) * _PAGE)
 
 
 class _Beginning:
-    """What a step that is given up has changed, or used up, as it was before. Weights and the optimizer's state it has not touched."""
+    """The state that a step changes before its update, to restore it; weights and the optimizer's state are not among it."""
 
     def __init__(self, model: nn.Module, batches: Sequence[Any], device: torch.device) -> None:
-        self.batches = copy.deepcopy(batches) if device.type == "cpu" else batches  # elsewhere a step computes on copies
+        self.batches = copy.deepcopy(batches) if device.type == "cpu" else batches  # on a GPU a step computes on copies
         self._generators = rng.get_state()
         self._buffers = [
             (module._buffers, name, buffer, None if buffer is None else buffer.detach().clone())

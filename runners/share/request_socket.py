@@ -1,7 +1,7 @@
 """The Unix socket of a server: a line of a client in, a line out, each client apart from the others. Standard library only.
 
-It lies in the run directory, which nobody but its user may enter. It is bound through a descriptor of that directory, as the address of
-a Unix socket has 107 bytes at most, which a deep home has used up.
+It lies in the run directory, which only its user may enter. It is bound through a descriptor of that directory, as the address of a
+Unix socket has 107 bytes at most, too few for a deep home.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...engine.errors import StokerError
 from ...engine.protocol import LONGEST_REQUEST, SERVER_SOCKET
 
 MOST_CLIENTS = 256  #: at once
-_UNREAD = 1 << 20  #: bytes of answers that a client has not taken, beyond which nothing more is read from it
+_UNREAD = 1 << 20  #: bytes of unread answers beyond which no more requests of a client are read
 _CHUNK = 1 << 16
 
 
@@ -30,13 +30,13 @@ class Caller:
         self.channel = channel
         self.lock = threading.Lock()
         self.coming, self.going = bytearray(), bytearray()
-        self.too_long = False  #: the rest of the line that comes is thrown away
+        self.too_long = False  #: the rest of its line is dropped
         self.said_all = False  #: it sends no more
         self.gone = False
 
 
 class RequestSocket:
-    """``take(caller, line)`` is called on a thread of its own, and must not wait; `send` by any thread."""
+    """``take(caller, line)`` is called on the socket's thread, and must not wait; any thread may call `send`."""
 
     def __init__(self, directory: Path, take: Callable[[Caller, bytes], None], too_long: bytes, too_many: bytes) -> None:
         self._take, self._too_long, self._too_many = take, too_long, too_many
@@ -49,7 +49,7 @@ class RequestSocket:
         self.thread.start()
 
     def send(self, caller: Caller, line: bytes) -> None:
-        """At once what the socket takes, the rest when it does; nothing to one that has left."""
+        """Send as much as the socket takes now, the rest later; nothing to a client that has left."""
         with caller.lock:
             if caller.gone:
                 return
@@ -65,7 +65,7 @@ class RequestSocket:
                 self._watch(caller)
 
     def close(self, patience: float) -> None:
-        """Nobody new; those that are here get what has been answered, for so many seconds."""
+        """Accept no more clients; the present ones may take finished answers for so many seconds."""
         self._closing = True
         until = time.monotonic() + patience
         while any(caller.going and not caller.gone for caller in list(self._callers.values())) and time.monotonic() < until:
@@ -108,7 +108,7 @@ class RequestSocket:
         self._epoll.register(channel, select.EPOLLIN)
 
     def _serve(self, number: int, caller: Caller, event: int) -> None:
-        if event & (select.EPOLLHUP | select.EPOLLERR):  # both ways: it has left, in the middle or not
+        if event & (select.EPOLLHUP | select.EPOLLERR):  # both directions closed: it has left
             self._leave(number, caller)
             return
         if event & select.EPOLLOUT:
@@ -133,7 +133,7 @@ class RequestSocket:
         while (end := caller.coming.find(b"\n")) >= 0:
             line = bytes(caller.coming[:end])
             del caller.coming[: end + 1]
-            if caller.too_long:  # which it has been told
+            if caller.too_long:  # it has got the error
                 caller.too_long = False
             elif len(line) > LONGEST_REQUEST:
                 self.send(caller, self._too_long)
@@ -154,7 +154,7 @@ class RequestSocket:
             self._watch(caller)
 
     def _watch(self, caller: Caller) -> None:
-        """What is to be heard of it; its lock is held."""
+        """Set the events to watch for; its lock is held."""
         if caller.gone:
             return
         events = select.EPOLLOUT if caller.going else 0

@@ -1,8 +1,8 @@
 """The batches of jobs that train on the same data in the same order, each read, decoded and collated once (004, 2.3.5).
 
-There is no reader process and no lockstep: whoever needs a batch first makes it, the others find it (`batch_ring`). A batch is a function
-of data, seed, batch size and step, so each job gets what it would make itself. Whether that is so is not taken on trust: jobs share whose
-batches are described alike, and of those that are found the first, second, fourth, ... are made as well and compared.
+There is no reader process and no lockstep: the first job that needs a batch makes it, the others find it (`batch_ring`). A batch is a
+function of data, seed, batch size and step, so each job gets the batch that it would make itself. That is checked: only jobs with equal
+descriptions of their batches share, and a job also makes the first, second, fourth, ... batch that it finds, and compares them.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .input_groups import InputGroup, clear
 
 log = logging.getLogger(__name__)
 
-_LONGEST_START = 60.0  #: seconds that the first one waits for those that start beside it
+_LONGEST_START = 60.0  #: seconds for which the first job waits for those that start beside it
 _LOOK = 0.05
 _TOLD = 5.0  #: seconds between reports
 
-Description = Mapping[str, Any]  #: of batches, by names for people; JSON
+Description = Mapping[str, Any]  #: properties of batches, by names for people; JSON
 
 
 class SharedInput:
@@ -46,7 +46,7 @@ class SharedInput:
 
     @classmethod
     def join(cls, group: InputGroup, description: Description, first: int) -> SharedInput | None:
-        """As a member whose next batch is ``first``. None: it cannot be shared, which is said."""
+        """Join as a member whose next batch is ``first``. None: the input cannot be shared, and the log says why."""
         directory = Path(group.directory)
         digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:16]
         shared = cls(directory / f"{digest}.ring", group.memory)
@@ -70,12 +70,12 @@ class SharedInput:
             self._opened.enter(lease, first)
             if self._opened.in_place:
                 break
-            self._opened.leave()  # the last one has just taken it away
+            self._opened.leave()  # the last member has just removed it
         self._row = self._opened.row
         self._path.with_suffix(".json").write_text(json.dumps(description))
 
     def _await(self, leases: int) -> None:
-        """Those that were started beside this one: only who begins with the first batch together finds what the others make."""
+        """Wait for jobs started beside this one: only jobs that begin together find each other's batches."""
         until = time.monotonic() + _LONGEST_START
         while (known := len(self._beside())) < leases:
             if time.monotonic() > until or script.should_stop():
@@ -84,7 +84,7 @@ class SharedInput:
             time.sleep(_LOOK)
 
     def _beside(self) -> set[int]:
-        """Leases of the group that have come so far, also those whose batches are others."""
+        """Leases of the group that have joined so far, also those with other batches."""
         others = (living(ring) for ring in self._path.parent.glob("*.ring") if ring != self._path)
         return set(self._ring.members()).union(*others)
 
@@ -121,7 +121,7 @@ class SharedInput:
         return mine
 
     def values(self, last: bool) -> dict[str, float]:
-        """For reports, from time to time: what was made and found so far. ``last``: now."""
+        """Counts of made and found batches for reports, from time to time. ``last``: now."""
         now = time.monotonic()
         if not last and now - self._told_at < _TOLD:
             return {}
@@ -149,7 +149,7 @@ class SharedInput:
 
 
 def described(function: Any) -> str:
-    """An augment or a collate, so that others have other words."""
+    """A text for an augment or a collate, which differs for different functions."""
     name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
     code = getattr(function, "__code__", None)
     try:
@@ -160,7 +160,7 @@ def described(function: Any) -> str:
 
 
 def _stable(value: Any) -> str:
-    """Code and its constants, in words that are the same in each process."""
+    """Code and its constants as a text that is the same in each process."""
     if isinstance(value, CodeType):
         return f"{value.co_code.hex()} {value.co_names} {[_stable(constant) for constant in value.co_consts]}"
     if isinstance(value, frozenset):
@@ -195,7 +195,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def _tell_others(directory: Path, own: str, description: Description) -> None:
-    """Which jobs of the group have other batches, and in what these differ."""
+    """Log the jobs of the group with other batches, and the differences."""
     for file in directory.glob("*.json"):
         if file.stem == own or not (leases := living(file.with_suffix(".ring"))):
             continue

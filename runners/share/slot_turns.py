@@ -1,7 +1,7 @@
-"""An agent's part in switched leases: it says where they take turns, or lets the kernel decide by priority, and watches.
+"""An agent's part in switched leases: it tells them the file of their turns, or lets the kernel decide by priority, and watches.
 
-On CPU slots the kernel shares better than any turn (a request is served in 0.15 ms rather than at the next layer), so there the lower of
-two jobs gets the lowest scheduling class, unless turns are asked for.
+On CPU slots the kernel shares better than any turn (a request is served in 0.15 ms, not at the next layer). So there the job of lower
+priority gets the lowest scheduling class, unless turns are asked for.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from ..lease.rundir import TURN
 from .kernel_priority import means, put
 from .turn import look, path_of
 
-Kind = Literal["kernel", "cooperative"]  #: who decides on CPU slots
+Kind = Literal["kernel", "cooperative"]  #: the mechanism on CPU slots
 Place = Literal["has", "waits", "behind"]  #: the turn; or the kernel puts it behind others
 
 
 class Taking(NamedTuple):
-    """What is seen of the leases that take turns."""
+    """Observations of the leases that take turns."""
 
     turn: dict[int, Place]
     waited: dict[int, float]  #: seconds in all
-    stuck: set[int]  #: those that keep the turn from others without a sign
+    stuck: set[int]  #: leases that hold the turn without a sign of life while others wait
 
 
 class SlotTurns:
-    """``kind``: who decides on CPU slots; on GPUs jobs take turns."""
+    """``kind``: the mechanism on CPU slots; on GPUs jobs take turns."""
 
     def __init__(self, devices: Devices, home: Path, kind: Kind = "kernel") -> None:
         self._devices, self._home, self.kind = devices, home, kind
@@ -40,11 +40,11 @@ class SlotTurns:
         self._told: dict[int, tuple[str | None, int]] = {}
         self._by_kernel: dict[int, Place] = {}
         self._ranked: dict[int, bool] = {}  #: leases, and whether they are in the lowest class
-        self._waited: dict[int, tuple[float, float]] = {}  #: seconds that leases have waited: before they last began to count, and since
-        self._rank_at = 0.0  #: when all are looked at again
+        self._waited: dict[int, tuple[float, float]] = {}  #: leases' waiting seconds: before the count last restarted, and since
+        self._rank_at = 0.0  #: time of the next check of all
 
     def tell(self, running: Sequence[Run]) -> None:
-        """Write to all who run, or are about to, whether they take turns, where it has changed."""
+        """Write to all running and starting leases whether they take turns, if that has changed."""
         told: dict[int, tuple[str | None, int]] = {}
         for run in running:
             with run.isolated():  # tried again at the next look
@@ -57,7 +57,7 @@ class SlotTurns:
 
     @staticmethod
     def _written(run: Run) -> tuple[str | None, int]:
-        """What an agent before has told it."""
+        """An earlier agent's content of its file."""
         said = run.dir.read(TURN) or {}
         return said.get("path"), said.get("priority", 0)
 
@@ -69,9 +69,9 @@ class SlotTurns:
         return str(path_of(self._home, gpu.id))
 
     def rank(self, running: Sequence[Run]) -> None:
-        """By the kernel: whoever shares a slot with a higher priority is in the lowest class, and out of it when that has left.
+        """By the kernel: a lease that shares a slot with a higher priority is in the lowest class until that has left.
 
-        All is looked at again each second while anybody is, as a process that begins a session is out of it.
+        While any is, all are checked again each second, as a process that begins a session leaves the class.
         """
         known = [run for run in running if run.identity is not None and run.assignment.share == "switched"]
         wanted = {run.lease: self._is_behind(run, running) for run in known}
@@ -107,7 +107,7 @@ class SlotTurns:
                     stuck.add(seen.holder)
             for lease, seconds in seen.waited.items():
                 before, last = self._waited.get(lease, (0.0, 0.0))
-                # It has begun to count anew where it has left the turns for a while.
+                # Its count restarts if it has left the turns for a while.
                 self._waited[lease] = (before + last if seconds < last else before, seconds)
         turn |= self._by_kernel
         self._waited = {lease: known for lease, known in self._waited.items() if lease in self._told}
@@ -118,6 +118,6 @@ class SlotTurns:
 
 
 def memory_together(leases: Sequence[Assignment]) -> int:
-    """Bytes that they take of a GPU together: what each keeps, and what one more needs that has the turn."""
+    """Bytes of a GPU that they take together: those that each keeps, and the most that the turn's holder needs in addition."""
     kept = [min(lease.kept_memory or lease.gpu_memory, lease.gpu_memory) for lease in leases]
     return sum(kept) + max((lease.gpu_memory - own for lease, own in zip(leases, kept, strict=True)), default=0)

@@ -1,4 +1,4 @@
-"""Where this process takes turns, as the agent says it in its run directory. Standard library only."""
+"""The turns of this process, by the agent's file in its run directory. Standard library only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .turn import Turn
 
 
 class ToldTurns:
-    """``turn``: that of the GPU, None: there are none to take. ``leaving``: whether the job is asked to end."""
+    """``turn``: that of the GPU; None: it takes no turns. ``leaving``: whether the job is asked to end."""
 
     def __init__(self, run_dir: Path, lease: int, leaving: Callable[[], bool]) -> None:
         self._said, self._lease, self._leaving = run_dir / TURN, lease, leaving
@@ -20,14 +20,14 @@ class ToldTurns:
         self.turn: Turn | None = None
 
     def follow(self) -> None:
-        """Do as the agent says now. A look costs a call of the system."""
+        """Follow the agent's file. A check costs one system call."""
         try:
             seen = self._there()
             if seen == self._seen:
                 return
             said = json.loads(self._said.read_bytes())
             path, priority = said["path"] and Path(said["path"]), int(said["priority"])
-        except (OSError, ValueError, KeyError, TypeError):  # not there, or cut short by a full disk: what held still holds
+        except (OSError, ValueError, KeyError, TypeError):  # not there, or cut short by a full disk: the old content stays
             return
         self._seen = seen
         if self.turn is not None and self.turn.path != path:
@@ -38,7 +38,7 @@ class ToldTurns:
             self.turn.priority = priority
 
     def has_news(self) -> bool:
-        """Whether it says something else since."""
+        """Whether the file has changed since."""
         try:
             return self._there() != self._seen
         except OSError:

@@ -1,13 +1,13 @@
-"""The turn of a GPU: of the jobs that are switched there one computes at a time, and nobody has to be started to see to it.
+"""The turn of a GPU: one of its switched jobs computes at a time, without a process that coordinates them.
 
-A file a GPU, ``HOME/turns/ID``. Under record locks (POSIX, by process) byte 0 is the turn, and byte 1 + slot says "I live". Its mapped page
-has a slot a lease: since when it wants the turn, its priority, when it was last heard, and its number; each writes its own slot only.
-Behind the slots it says for how long each has waited in all.
+A GPU has a file, ``HOME/turns/ID``. Under record locks (POSIX, by process) byte 0 is the turn, and byte 1 + slot says "I live". Its mapped
+page has a slot per lease: the time since which it wants the turn, its priority, its last sign of life, and its number; each writes only
+its own slot. Behind the slots stand the total waiting times.
 
 - The page is advice, the lock is the truth: there are never two holders, whatever the page says.
 - The kernel frees both at death, also by SIGKILL; a forked loader process keeps nothing, as record locks are not inherited.
   (flock would be, and starves between holders on several cores.)
-- Only its agent takes the turn from a live process, by ending it (`runners.share.slot_turns`).
+- Only the agent takes the turn from a live process, by ending it (`runners.share.slot_turns`).
 - Closing any descriptor of the file gives up the locks of the whole process: one `Turn` a process and file.
 """
 
@@ -26,14 +26,14 @@ from ...engine.errors import StokerError
 from . import record_locks
 
 SLOTS = 32  #: leases on a GPU at once
-MOST_URGENT = 1 << 62  #: priority of a job that is asked to leave: it has a step to finish
-PATIENCE = 0.25  #: seconds after which whoever waits and is not heard is passed over: it has been stopped
+MOST_URGENT = 1 << 62  #: priority of a job that is asked to leave, as it has a step to finish
+PATIENCE = 0.25  #: seconds without a sign after which a waiting job is passed over, as it is stopped
 _SINCE, _PRIORITY, _HEARD, _LEASE = range(4)
 _WORDS = 4  #: of a slot
-_PAGE = SLOTS * _WORDS * 8  #: bytes of the slots, beyond which those of an earlier version do not look
-_NOTE = 2  #: words of a slot's note: its lease, and for how long it has waited
+_PAGE = SLOTS * _WORDS * 8  #: bytes of the slots; jobs of an earlier version read no further
+_NOTE = 2  #: words of a slot's note: its lease, and its waiting time
 _FILE = _PAGE + SLOTS * _NOTE * 8
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.0002, 0.002  #: seconds between looks of whoever waits
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.0002, 0.002  #: seconds between looks of a waiting job
 
 
 def path_of(home: Path, gpu: str) -> Path:
@@ -41,11 +41,11 @@ def path_of(home: Path, gpu: str) -> Path:
 
 
 class Turn:
-    """This process's place at a GPU. ``leaving``: whether it is asked to end, and so goes before all others that wait."""
+    """This process's place at a GPU. ``leaving``: whether it is asked to end, and so goes first."""
 
     def __init__(self, path: Path, lease: int, priority: int = 0, leaving: Callable[[], bool] = lambda: False) -> None:
         self.path, self.priority, self.held, self._leaving = path, priority, False, leaving
-        self._since = 0  #: when we asked, of the monotonic clock
+        self._since = 0  #: monotonic time of our request
         try:
             path.parent.mkdir(exist_ok=True, mode=0o700)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -75,13 +75,13 @@ class Turn:
         raise OSError(errno.EUSERS, f"{SLOTS} jobs share this GPU already")
 
     def take(self) -> None:
-        """Wait for the turn: until nobody living stands before us, by priority and then since when, and the lock is free."""
+        """Wait for the turn, until the lock is free and no living job is before us, by priority and then by time."""
         if not self.held:
             self._since = time.monotonic_ns()
             self._take()
 
     def ask(self) -> None:
-        """Stand in line, for who cannot wait in `take`; `granted` says when it has the turn."""
+        """Queue for the turn, if the caller cannot wait in `take`; `granted` says when it has the turn."""
         self._since = time.monotonic_ns()
         self._announce()
 
@@ -90,7 +90,7 @@ class Turn:
         self._words[self._own + _SINCE] = 0
 
     def pause(self) -> None:
-        """Give way, and go on when the turn comes back: before equals that have asked since, as these change when a step is over."""
+        """Give way, and return with the turn, before equals that have asked since: equals change at the end of a step only."""
         self.give()
         self._take()
 
@@ -107,7 +107,7 @@ class Turn:
         words[own + _HEARD], words[own + _SINCE] = time.monotonic_ns(), self._since
 
     def granted(self) -> bool:
-        """One look, of who stands in line, at whether it has the turn now."""
+        """Check, for a queued job, whether it has the turn now."""
         words, own, now = self._words, self._own, time.monotonic_ns()
         words[self._waited] += now - words[own + _HEARD]
         words[own + _HEARD] = now
@@ -120,7 +120,7 @@ class Turn:
         return True
 
     def wanted(self, *, by_equals: bool = False) -> bool:
-        """Whether somebody living of a higher priority waits for the turn that we have. A look, cheap enough for each layer."""
+        """Whether a living job of higher priority waits for the turn that we have. The check is cheap enough for each layer."""
         words, own = self._words, self._own
         words[own + _HEARD] = time.monotonic_ns()
         priority = MOST_URGENT if words[own + _PRIORITY] == MOST_URGENT else self.priority - by_equals
@@ -132,7 +132,7 @@ class Turn:
             record_locks.unlock(self._file, 0)
 
     def close(self) -> None:
-        """Leave; whoever waits goes on."""
+        """Leave; a waiting job goes on."""
         self._words[self._own + _SINCE] = 0
         self._words.release()
         self._map.close()
@@ -145,19 +145,19 @@ class Turn:
         return any(words[at] and (-words[at + _PRIORITY], words[at], at) < mine and self._waits(at) for at in self._others)
 
     def _waits(self, at: int) -> bool:
-        """Whether who says so in a slot lives, and is not stopped."""
+        """Whether the waiting job of a slot lives, and is not stopped."""
         if time.monotonic_ns() - self._words[at + _HEARD] > PATIENCE * 1e9:
             return False
         return record_locks.holder(self._file, 1 + at // _WORDS) is not None
 
 
 class Seen(NamedTuple):
-    """What one who takes no part sees of a turn."""
+    """A turn as seen by an outside process."""
 
-    holder: int | None  #: its lease, None: nobody has the turn
+    holder: int | None  #: its lease; None: the turn is free
     silent: float  #: seconds since the holder was last heard
     waiting: dict[int, int]  #: leases that wait, and their priorities
-    waited: dict[int, float]  #: seconds for which leases that take turns have waited in all
+    waited: dict[int, float]  #: total seconds for which the leases have waited
 
 
 def look(path: Path) -> Seen:
@@ -176,5 +176,5 @@ def look(path: Path) -> Seen:
     holder = next((words[slot * _WORDS + _LEASE] for slot, pid in alive.items() if pid == turn), None)
     silent = (time.monotonic_ns() - slots[holder][_HEARD]) / 1e9 if holder in slots else 0.0
     notes = [words[_PAGE // 8 + slot * _NOTE :][:_NOTE] for slot in alive]
-    waited = {lease: nanoseconds / 1e9 for lease, nanoseconds in notes if lease in slots}  # one of an earlier version leaves none
+    waited = {lease: nanoseconds / 1e9 for lease, nanoseconds in notes if lease in slots}  # a job of an earlier version leaves no note
     return Seen(holder, silent, {lease: slot[_PRIORITY] for lease, slot in slots.items() if slot[_SINCE]}, waited)

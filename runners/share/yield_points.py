@@ -1,4 +1,4 @@
-"""Turns for a script that says itself where it may be held up: what `stoker.yield_point` does. Standard library only."""
+"""Turns for a script that marks its own points to pause: `stoker.yield_point`. Standard library only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .told_turns import ToldTurns
 
 
 class YieldPoints:
-    """From its first call on where there are turns to take this process has the turn between two calls, and its supervisor takes none."""
+    """If there are turns: from the first call on this process has the turn between two calls, and its supervisor takes none."""
 
     def __init__(self, run_dir: Path) -> None:
         self._told = ToldTurns(run_dir, int(os.environ.get(ENV_LEASE, "0")), leaving=(run_dir / "stop.json").exists)
@@ -37,7 +37,7 @@ class YieldPoints:
 
 
 def _settle() -> None:
-    """What has been launched computes still."""
+    """Wait for launched work."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()

@@ -1,8 +1,8 @@
-"""How a training takes part in the turns of its GPU: it has the turn while it computes, and pauses in place for a higher priority.
+"""A training's part in the turns of its GPU: it has the turn while it computes, and pauses in place for a higher priority.
 
-A pause is a wait, wherever the step is: nothing is dropped and nothing replayed, so the weights are those of a run that was never paused,
-to the bit. It looks before each module's forward and after each gradient of what it trains. The hook on modules is torch's global one, as
-hooks of single modules keep torch off its fast paths, which changes bits; those on backward passes raise where activations are changed in
+A pause is a wait at any point of the step: nothing is dropped and nothing replayed, so the weights are those of a run without pauses, to
+the bit. It checks before each module's forward and after each gradient of a trained weight. The hook on modules is torch's global one, as
+hooks of single modules keep torch from its fast paths, which changes bits; hooks on backward passes raise if activations are changed in
 place.
 """
 
@@ -29,7 +29,7 @@ from .turn import Turn
 
 log = logging.getLogger(__name__)
 
-#: Whether this computes a training. Threads that compute its micro-batches begin with what their maker has; those that load do not.
+#: Whether this thread computes a training. Threads that compute its micro-batches inherit it; those that load do not.
 _computes: ContextVar[bool] = ContextVar("computes", default=False)
 
 
@@ -38,7 +38,7 @@ class Dropped(BaseException):
 
 
 class Yielding:
-    """``with`` it a training computes. The file `TURN` of its run directory, written by the agent, says whether there are turns to take."""
+    """A training computes within ``with``. The agent's file `TURN` in its run directory says whether it takes turns."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], device: torch.device) -> None:
         run_dir = os.environ.get(ENV_RUN_DIR)
@@ -48,9 +48,9 @@ class Yielding:
         self._turn: Turn | None = None
         self._hooks: list[Any] = []
         self._armed = False  #: it computes
-        self._free: Callable[[], None] | None = None  #: gives memory back before another one has the turn
-        self._in_step: bool | None = None  #: of one that gives memory back: whether it drops its step for others, None: it is in no step
-        self.pauses, self.paused = 0, 0.0  #: how often, and seconds
+        self._free: Callable[[], None] | None = None  #: frees memory before another job has the turn
+        self._in_step: bool | None = None  #: of one that frees memory: whether it drops its step for others; None: no step
+        self.pauses, self.paused = 0, 0.0  #: number, and seconds
         script.yield_by(self._look)
 
     def __enter__(self) -> None:
@@ -67,7 +67,7 @@ class Yielding:
             self._turn.give()
 
     def free_by(self, free: Callable[[], None]) -> None:
-        """Steps are dropped for others and not paused, so between turns nothing is on the GPU but what ``free`` leaves there."""
+        """Drop steps for others instead of pausing, so between turns only the memory that ``free`` keeps is on the GPU."""
         self._free = free
 
     @property
@@ -76,14 +76,14 @@ class Yielding:
 
     @property
     def may_go_on(self) -> bool:
-        """Between two pieces of work: whether nobody waits who is before us, or as urgent, and the agent says what it said before."""
+        """Between two pieces of work: whether no job of higher or equal priority waits, and the agent's file is unchanged."""
         if self._told is not None and self._told.has_news():
             return False
         return self._turn is None or not self._turn.wanted(by_equals=True)
 
     @contextmanager
     def step(self, *, dropped: bool) -> Iterator[None]:
-        """Of one that gives memory back. ``dropped``: it ends with `Dropped` for a higher priority; else nobody is let in."""
+        """A step of a training that frees memory. ``dropped``: it ends with `Dropped` for a higher priority; else it is not interrupted."""
         self._in_step = dropped
         try:
             yield
@@ -91,7 +91,7 @@ class Yielding:
             self._in_step = None
 
     def pause(self) -> None:
-        """Give way, and go on when the turn comes back."""
+        """Give way, and return with the turn."""
         if self._turn is None:
             return
         began = time.perf_counter()
@@ -108,7 +108,7 @@ class Yielding:
             self._told.close()
 
     def _follow(self) -> None:
-        """Do as the agent says now."""
+        """Follow the agent's file."""
         if self._told is None:
             return
         self._told.follow()
@@ -122,11 +122,11 @@ class Yielding:
             batches.between = self._look_between
 
     def _before_module(self, module: nn.Module, inputs: Any) -> None:
-        if self._armed and _computes.get():  # modules of threads that load are none of the model's
+        if self._armed and _computes.get():  # modules in threads that load are not the model's
             self._look()
 
     def _look(self, *_: Any) -> None:
-        """In the middle of something: whoever pauses here keeps what it has computed."""
+        """Within a step: a pause here keeps its results so far."""
         if self._is_wanted() and (self._free is None or self._in_step):
             self._give_way()
 

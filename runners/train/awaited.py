@@ -18,7 +18,7 @@ _LOOK_ON = ("stoker-tuner", "stoker-lock")  #: threads that load nothing
 
 
 def read_sample(data: Any, index: int) -> Any:
-    """``data[index]``; what that raises gets a note with the index, and who hangs in it is found by `told`."""
+    """``data[index]``. An error in it gets a note with the index; `told` finds a thread that hangs in it."""
     try:
         return data[index]
     except Exception as error:
@@ -27,7 +27,7 @@ def read_sample(data: Any, index: int) -> Any:
 
 
 def augment_sample(augment: Callable[[Any], Any], sample: Any, index: int) -> Any:
-    """The same of a task's augmentation of what was read there."""
+    """The same for a task's augmentation of that sample."""
     try:
         return augment(sample)
     except Exception as error:
@@ -36,7 +36,7 @@ def augment_sample(augment: Callable[[Any], Any], sample: Any, index: int) -> An
 
 
 def collate_samples(collate: Callable[[list[Any]], Any], samples: list[Any], indices: Iterable[int]) -> Any:
-    """The same of a task's collate of what was read there."""
+    """The same for a task's collate of those samples."""
     try:
         return collate(samples)
     except Exception as error:
@@ -52,10 +52,10 @@ class _Stack(NamedTuple):
 
 
 def told(seconds: float) -> str:
-    """One line that says what is awaited for so many seconds, and the stacks of those who are at work on it."""
+    """One line that says which samples are awaited for so many seconds, and the stacks of the threads at work on them."""
     threads = [thread for thread in threading.enumerate() if thread is not threading.main_thread() and thread.name not in _LOOK_ON]
     stacks = [_stack(thread) for thread in threads]
-    # Who waits for an item, or for room, has nothing to do.
+    # A thread that waits for an item, or for room, is not the cause.
     working = [stack for stack in stacks if not any(frame.f_code.co_filename == channel.__file__ for frame in stack.frames)] or stacks
     working.sort(key=lambda stack: not stack.at)
     where = "; ".join(f"{stack.thread} is {stack.at}" for stack in working[:_MOST_STACKS] if stack.at)
@@ -81,7 +81,7 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _sample(frame: FrameType) -> str:
-    """What the call is at, if it is one that reads or augments a sample, here or in a worker process."""
+    """The sample that the call is at, in words, if it reads or augments one, here or in a worker process; else ""."""
     if frame.f_code is read_sample.__code__:
         return f"at train[{frame.f_locals['index']}]"
     if frame.f_code is augment_sample.__code__:

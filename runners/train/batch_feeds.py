@@ -1,8 +1,8 @@
-"""How the batches of one rank come: each as it is wanted, from a stream where it was left, or from a buffer that uses samples again.
+"""The sources of one rank's batches: loaded on demand, from a resumed stream, or from a buffer that uses samples again.
 
-The plain feed draws from the global random generators, as a data set is free to. The others decode each sample under generators
-seeded by its position, so that it is the same whenever and wherever it is decoded, and once more after a resume; and they collate
-each batch under generators seeded by its first sample.
+The plain feed draws from the global random generators, as a data set may. The others seed the generators by a sample's position
+before they decode it: it is the same whenever and wherever it is decoded, also after a resume. They seed by a batch's first sample
+before they collate it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from . import rng
 from .awaited import augment_sample, collate_samples, read_sample
 from .batches import Dataset, Loader, Order, Positions
 
-State = dict[str, Any]  #: numbers, texts, and lists and dicts of these: what a checkpoint may hold
+State = dict[str, Any]  #: numbers, texts, and lists and dicts of these, as a checkpoint may hold
 
 
 class Part(NamedTuple):
@@ -26,7 +26,7 @@ class Part(NamedTuple):
 
     samples: int
     data: Any  #: collated
-    fresh: int  #: samples of it that are used for the first time
+    fresh: int  #: how many of its samples are used for the first time
     first: Any = None  #: those alone, collated, if they are to be judged and there are any
 
 
@@ -40,7 +40,7 @@ class Feed(Protocol):
         """The batch that was fetched has been trained on."""
 
     def state(self) -> State:
-        """Where it stands, before a batch that was fetched and not used."""
+        """Its place in the data; a batch that was fetched and not used is still to come."""
 
     def close(self) -> None:
         """End its threads and processes."""
@@ -56,9 +56,9 @@ class Decoded(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SampleSource:
-    """What is loaded: the data set of a task and the functions that make batches of it.
+    """The data set of a task, and the functions that make batches of it.
 
-    What these draw is a function of the seed, the position of the sample (the first of a batch) and which of its uses it is.
+    Their draws are a function of the seed, the position of the sample (the first one of a batch) and the number of its use, from 0.
     """
 
     data: Dataset
@@ -66,10 +66,10 @@ class SampleSource:
     collate: Callable[[list[Any]], Any]
     seed: int
     order: Order
-    seeds: bool = True  #: False: nothing of it draws, and threads that share the generators with the training may do it
+    seeds: bool = True  #: False: no part of it draws, so threads that share the generators with the training may do it
 
     def decode(self, position: int, index: int) -> Any:
-        """The sample, the same bits each time: the caller keeps the training's draws apart."""
+        """The sample, the same bits each time; the caller restores the generators for the training."""
         if self.seeds:
             rng.seed_host(self.seed, position, 0)
         return read_sample(self.data, index)
@@ -83,7 +83,7 @@ class SampleSource:
         return augment_sample(self.augment, sample, self.order.index(position))
 
     def collated(self, samples: list[Any], positions: Sequence[int], use: int = 0) -> Any:
-        """The batch of the samples at these positions, of the first of which it is this use, in the same way."""
+        """The batch of the samples at these positions, in the same way; ``use``: the number of its first sample's use."""
         if self.seeds:
             rng.seed_host(self.seed, positions[0], use, -1)
         return collate_samples(self.collate, samples, map(self.order.index, positions))
@@ -110,7 +110,7 @@ def _collated(source: SampleSource, uses: Sequence[Use]) -> Any:
 
 
 class LoadedFeed(ABC):
-    """Batches that a thread of its own makes, so that who waits for one can be interrupted."""
+    """Batches made in a thread of their own, so that a wait for one can be interrupted."""
 
     def __init__(self) -> None:
         self._loader = Loader(self._load)
@@ -161,7 +161,7 @@ class Direct:
         self._source, self._positions, self._augment = source, positions, augment
 
     def take(self) -> tuple[int, Any]:
-        # Taken only when it is there: what fails is owed still.
+        # Taken only when it is there: a sample that fails is still owed.
         position = self._positions.at(self._positions.taken)
         sample = self.again(position)
         self._positions.take()
@@ -225,13 +225,13 @@ class SharedFeed(StreamFeed):
             return self._source.collated([self._decoded.again(place) for place in places], places)
 
 
-Judged = Callable[[int], bool]  #: whether the first uses of a batch, counted from the first that a feed gives, are wanted apart
+Judged = Callable[[int], bool]  #: whether the first uses of a batch are wanted apart; batches are counted from a feed's first
 
 
 class ReuseFeed(LoadedFeed):
     """Batches from a buffer of decoded samples, each of which is used several times (004 ch. 4.4.2).
 
-    ``state``: of the buffer that it goes on from; its samples are decoded again with the first batch.
+    ``state``: of the buffer to continue; its samples are decoded again with the first batch.
     """
 
     def __init__(self, positions: Positions, buffer: ReuseBuffer, judged: Judged, state: Mapping[str, Any] | None = None) -> None:
@@ -251,7 +251,7 @@ class ReuseFeed(LoadedFeed):
         return {"positions": positions | {"taken": taken}, "buffer": buffer}
 
     def rest(self) -> Positions:
-        """The stream of the stage without reuse: first what was taken and never used. Nothing changes here."""
+        """The stream of the stage without reuse: first the samples that were taken and never used. Nothing changes here."""
         now = self.state()
         buffer, order = now["buffer"], self._positions
         held = [*zip(buffer["positions"], buffer["left"], strict=True), *((position, left) for position, left, _ in buffer["parked"])]
@@ -260,7 +260,7 @@ class ReuseFeed(LoadedFeed):
 
 
 class DirectReuse(ReuseFeed):
-    """All that follows the decoding is done when a batch is wanted. ``augment``: anew at each use."""
+    """Samples are augmented and collated when a batch is wanted. ``augment``: anew at each use."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Which samples a step takes, and how they come: a seeded order that can be taken up again anywhere, and a loader that can be left."""
+"""The samples of a step: a seeded order that can be resumed at any step, and a loader that can be left."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from . import awaited
 
 log = logging.getLogger(__name__)
 
-_OVERDUE = 2.0  #: seconds after which a batch that has not come is worth a line, when the job is asked to stop
+_OVERDUE = 2.0  #: seconds of waiting after which a request to stop logs a line about the missing batch
 _POLL = 0.1  #: seconds between looks at the request to stop, while a batch is awaited
 
 T = TypeVar("T")
@@ -32,10 +32,10 @@ class Dataset(Protocol):
 
 
 class Interrupted(Exception):
-    """Stoker has asked the job to stop, in the middle of something that need not be finished."""
+    """Stoker has asked the job to stop, during work that need not be finished."""
 
 
-#: what a training that shares its GPU does between items, see `runners.share.yielding`
+#: called between items by a training that shares its GPU, see `runners.share.yielding`
 between: Callable[[], None] | None = None
 
 
@@ -50,16 +50,16 @@ def interruptible(items: Iterable[T]) -> Iterator[T]:
 
 
 class Order:
-    """The global batches of all epochs: a permutation an epoch from (seed, epoch) alone, an incomplete last batch left out.
+    """The global batches of all epochs: one permutation per epoch, from (seed, epoch) alone; an incomplete last batch is left out.
 
-    A function of the step, so that nothing but the step has to be restored, and the same for any number of ranks. A *position*
+    The order depends on the step alone, so only the step has to be restored; it is the same for any number of ranks. A *position*
     numbers the samples of all batches in this order: step × batch size + place in the batch.
     """
 
     def __init__(self, samples: int, batch_size: int, seed: int) -> None:
         self.samples, self.batch_size, self.seed = samples, batch_size, seed
         self.steps_per_epoch = samples // batch_size
-        self._permutation = functools.lru_cache(maxsize=2)(self._permute)  # of two: what is reused may be of the epoch before
+        self._permutation = functools.lru_cache(maxsize=2)(self._permute)  # of two: a reused sample may be of the epoch before
 
     def batch(self, step: int, rank: int = 0, ranks: int = 1) -> list[int]:
         """Indices of the samples of a rank in step ``step`` (from 0)."""
@@ -68,7 +68,7 @@ class Order:
         return batch[rank::ranks].tolist()
 
     def part(self, rank: int, ranks: int) -> int:
-        """How many samples of each batch are a rank's."""
+        """How many samples of each batch belong to a rank."""
         return len(range(rank, self.batch_size, ranks))
 
     def index(self, position: int) -> int:
@@ -77,7 +77,7 @@ class Order:
         return int(self._permutation(epoch)[place])
 
     def __reduce__(self) -> tuple[type[Order], tuple[int, int, int]]:
-        return Order, (self.samples, self.batch_size, self.seed)  # worker processes need none of the permutations, but for an error
+        return Order, (self.samples, self.batch_size, self.seed)  # worker processes need a permutation for an error only
 
     def _permute(self, epoch: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
@@ -85,9 +85,9 @@ class Order:
 
 
 class Positions:
-    """The endless stream of positions that fall to one rank: first those ``owed``, then its part of each batch from ``base`` on.
+    """The endless stream of one rank's positions: first those ``owed``, then its part of each batch from ``base`` on.
 
-    ``taken`` of them are done with. What is owed are positions that another number of ranks, or a buffer, has left over.
+    ``taken`` of them are done with. Owed positions are those that another number of ranks, or a buffer, has left over.
     """
 
     def __init__(self, order: Order, rank: int, ranks: int, *, base: int = 0, owed: Sequence[int] = (), taken: int = 0) -> None:
@@ -120,7 +120,7 @@ class Positions:
         """The stream from here on, after these positions, which were taken and not used."""
         left = self.owed[self.taken :]
         done = max(0, self.taken - len(self.owed))
-        # What is taken already of the part is owed no more: begin at the next whole batch, and owe what is left of this one.
+        # Begin at the next whole batch, and owe the rest of this one's part.
         base, place = self.base + done // self.part, done % self.part
         if place:
             left += [base * self.order.batch_size + self.rank + later * self.ranks for later in range(place, self.part)]
@@ -129,7 +129,7 @@ class Positions:
 
     @classmethod
     def deal(cls, order: Order, states: Sequence[dict[str, Any]], ranks: int) -> list[Positions]:
-        """The streams of another number of ranks: what the old ones had not taken below the farthest of them is owed, dealt in turn."""
+        """The streams of another number of ranks. Owed, and dealt in turn: positions below the farthest old rank that were not taken."""
         old = [cls(order, rank, len(states), **state).with_first(()) for rank, state in enumerate(states)]
         base = max(stream.base for stream in old)
         owed: set[int] = set()
@@ -157,7 +157,7 @@ class Loader:
         self._thread.start()
 
     def fetch(self) -> Any:
-        """What ``load`` returns. Raises Interrupted when the job is asked to stop meanwhile; the loader must not be used after that."""
+        """The next return of ``load``. Raises Interrupted if the job is asked to stop meanwhile; the loader must not be used after that."""
         self._wanted.put(True)
         self._busy = True
         asked = time.monotonic()
@@ -176,7 +176,7 @@ class Loader:
             return batch
 
     def close(self) -> None:
-        """End the thread; if it loads something, which may take for ever, then when that is there."""
+        """End the thread; if it is loading, which may take for ever, it ends after that."""
         self._wanted.put(False)
         if not self._busy:
             self._thread.join()

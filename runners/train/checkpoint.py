@@ -1,10 +1,10 @@
-"""Checkpoints: written so that a reader finds all of one or none of it, whatever is killed and whenever.
+"""Checkpoints: a reader finds a whole one or none, whichever process is killed and whenever.
 
     DIR/step-0000000120/state.pt        torch.save of tensors and plain values, read with weights_only
     DIR/step-0000000120/manifest.json   {"step", "files": {"state.pt": {"sha256", "size"}}}
 
 A checkpoint is made in a hidden directory, fsynced, and renamed. The last ``keep`` stay; a damaged one is passed over.
-Who begins with the weights of another job locks the directory that it reads (flock, shared), and that job keeps it for so long.
+A job that begins with another's weights locks the directory that it reads (flock, shared); the other job keeps it for so long.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 _STATE, _MANIFEST = "state.pt", "manifest.json"
 
 
-#: what reading a checkpoint raises that is not whole
+#: errors of reading a checkpoint that is not whole
 DAMAGES = (OSError, ValueError, KeyError, RuntimeError, EOFError, pickle.UnpicklingError)
 
 
@@ -59,7 +59,7 @@ class Checkpoints:
         return sorted(int(found.name[5:]) for found in self.path.glob("step-*") if found.name[5:].isdigit())
 
     def save(self, step: int, state: Mapping[str, Any]) -> Path:
-        """Make the state durable. When it cannot be written, what was there before remains."""
+        """Make the state durable. If it cannot be written, the earlier checkpoints remain."""
         final, temporary = self.path_of(step), self.path / f".step-{step}.tmp"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ class Checkpoints:
         """The job that writes here keeps the checkpoint of this step meanwhile. Raises OSError when it has gone."""
         directory = os.open(self.path_of(step), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            with suppress(OSError):  # a file system without such locks: who finds it gone looks again
+            with suppress(OSError):  # a file system without such locks: a reader that finds it gone looks again
                 fcntl.flock(directory, fcntl.LOCK_SH | fcntl.LOCK_NB)
             yield
         finally:
@@ -115,7 +115,7 @@ class Checkpoints:
             except RuntimeError as error:
                 raise hashing.error or error from None
             _flush(file)
-        # What weights_only refuses would be noticed only when it is needed: notice it now.
+        # Notice now what weights_only refuses, not when the checkpoint is needed.
         try:
             torch.load(directory / _STATE, map_location="meta", weights_only=True)
         except pickle.UnpicklingError as error:
@@ -156,9 +156,9 @@ class Checkpoints:
 
 
 def weights_of(source: Path, ranks: Ranks) -> tuple[dict[str, torch.Tensor], Path]:
-    """The weights that a training is to begin with, and where they were: of a file, or the newest whole checkpoint of a directory.
+    """The weights that a training is to begin with, and their path: a file, or a directory's newest whole checkpoint.
 
-    All ranks read the same. Raises UsageError where there are none: who is to begin with something must not begin with nothing.
+    All ranks read the same. Raises UsageError if there are none: the training must not begin without them.
     """
     for _ in range(_LOOKS):
         state, where, problem = None, source, ""
@@ -182,13 +182,13 @@ def weights_of(source: Path, ranks: Ranks) -> tuple[dict[str, torch.Tensor], Pat
     raise UsageError(problem)
 
 
-_LOOKS = 10  #: where a checkpoint goes while ranks read it, on a file system without locks
+_LOOKS = 10  #: attempts, as a checkpoint may go while ranks read it on a file system without locks
 
 
 def _newest(source: Path, held: ExitStack) -> tuple[Any, Path]:
     if source.is_dir():
         checkpoints, seen, damaged = Checkpoints(source), list[int](), list[str]()
-        while (steps := checkpoints.steps()) != seen:  # who writes there may have removed what was found
+        while (steps := checkpoints.steps()) != seen:  # the job that writes there may have removed those found
             seen, damaged = steps, []
             for step in reversed(steps):
                 try:
@@ -203,12 +203,12 @@ def _newest(source: Path, held: ExitStack) -> tuple[Any, Path]:
         raise UsageError(f"weights: there is no {source} on this host")
     try:
         return _state_in(source), source
-    except Exception as error:  # whatever torch makes of a file of something else
+    except Exception as error:  # torch raises many kinds for a file of another format
         raise UsageError(f"weights: {source} cannot be read as weights saved by torch.save: {_line(error)}") from None
 
 
 def _state_in(place: Path) -> Any:
-    """What a directory of a checkpoint holds, or a file, which may be that of a checkpoint."""
+    """The content of a checkpoint's directory, or of a file, which may be a checkpoint's."""
     directory = place if place.is_dir() else place.parent
     if place.is_dir() or (place.name == _STATE and (directory / _MANIFEST).is_file()):
         return Checkpoints._read(directory)
@@ -220,18 +220,18 @@ def _weights(state: Any, where: Path) -> dict[str, torch.Tensor]:
     model = state.get("model", state) if isinstance(state, Mapping) else None
     found = {name: value for name, value in model.items() if isinstance(value, torch.Tensor)} if isinstance(model, Mapping) else {}
     if not found:
-        raise UsageError(f"weights: {where} holds no tensors by name; give a checkpoint, or what torch.save(model.state_dict()) wrote")
+        raise UsageError(f"weights: {where} holds no tensors by name; give a checkpoint, or a file of torch.save(model.state_dict(), FILE)")
     return found
 
 
 def _line(error: Exception) -> str:
-    """The first line of what it says; torch goes on for many."""
+    """The first line of its message; torch's have many."""
     words = error.strerror if isinstance(error, OSError) else None
     return words or (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 def _is_read(directory: Path) -> bool:
-    """Whether somebody begins with it (`Checkpoints.held`)."""
+    """Whether another job begins with it (`Checkpoints.held`)."""
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
@@ -252,7 +252,7 @@ class _Hashing:
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self.digest, self.size = file, hashlib.sha256(), 0
-        self.error: OSError | None = None  #: why a write failed, which torch replaces by a complaint about positions
+        self.error: OSError | None = None  #: why a write failed; torch's own error then complains about positions instead
 
     def write(self, content: bytes) -> int:
         self.digest.update(content)

@@ -1,4 +1,4 @@
-"""Which feed a rank of a job gets: by the blocks ``reuse`` and ``pipeline`` of its spec, and by where an earlier run left off."""
+"""The choice of a rank's feed: by the blocks ``reuse`` and ``pipeline`` of its job's spec, and by the state of an earlier run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class Loading:
-    """Makes the feeds of one of ``ranks`` parts of each batch. ``group``: of the jobs with which it shares its input."""
+    """Makes the feeds of one of ``ranks`` parts of each batch. ``group``: the jobs that share its input."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Loading:
     def reused(
         self, positions: Positions | None = None, buffer: Mapping[str, Any] | None = None, judged: Judged = lambda _: False
     ) -> ReuseFeed:
-        """Each sample of the stream used several times. ``buffer``: the state of the one to go on with."""
+        """Each sample of the stream used several times. ``buffer``: the state of the one to continue."""
         reuse = self.reuse
         assert reuse is not None
         self._check_capacity(reuse, begun=buffer is not None)
@@ -100,7 +100,7 @@ class Loading:
         )
 
     def resumed(self, states: Sequence[Mapping[str, Any]], judged: Judged = lambda _: False) -> Feed:
-        """The feed of a job that reuses, from the states of all ranks; another number of ranks divides what there was."""
+        """The feed of a job that reuses samples, from the states of all ranks; another number of ranks divides those states."""
         positions = [state["positions"] for state in states]
         if len(states) == self.ranks:
             stream = Positions(self.order, self.rank, self.ranks, **positions[self.rank])
@@ -113,7 +113,7 @@ class Loading:
         return self.reused(stream, buffer, judged)
 
     def _check_capacity(self, reuse: Reuse, *, begun: bool) -> None:
-        """A buffer below this rank's part of a batch is an error as the training begins: later the number of ranks may have changed."""
+        """A buffer below this rank's part of a batch is an error at the training's start, later a log line: ranks may be fewer then."""
         part, wanted = self.part, reuse.shuffle_buffer
         if wanted is None or reuse.repeat == 1 or wanted >= part:
             return
@@ -133,7 +133,7 @@ class Loading:
         return LoadingPlan.of(self.source, self.pipeline, self.part, each_use=each_use, shared=self.shared)
 
     def _description(self) -> dict[str, Any]:
-        """All that a batch is a function of, as far as it can be told."""
+        """All that determines a batch, as far as it can be known."""
         source = self.source
         loaded = "one at a time" if self.pipeline is None else "in processes" if self.pipeline.processes else "in threads"
         return {
@@ -151,7 +151,7 @@ class Loading:
         }
 
     def _first_sample(self) -> str:
-        """Its digest. Not for processes: a data set may open files at its first sample, which cannot be sent to them then."""
+        """Its digest. Not for processes: a data set may open files at its first sample, and could not be sent to them then."""
         if self.pipeline is not None and self.pipeline.processes:
             return "?"
         with rng.host_preserved():

@@ -2,8 +2,8 @@
 
 Workers are threads or processes. A process seeds its own generators by the position of each sample. Threads share the global
 generators with the training, so nothing that draws from them may run in one: a data set that does is refused, and an augmentation
-or a collate that does is done when the batch is wanted. What goes from stage to stage are lists of samples: a way through a queue
-costs as much as parsing a line does.
+or a collate that does is done when the batch is wanted. Stages pass on lists of samples, as a way through a queue costs as much as
+parsing a line.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from .batches import Positions
 
 log = logging.getLogger(__name__)
 
-_LOOKS = 16  #: samples that are looked at for random draws, spread over the data: where few of them draw, it is not seen
-_LOOKING = 2.0  #: seconds after which it is enough
+_LOOKS = 16  #: samples that are tested for random draws, spread over the data; a data set of which few samples draw may pass
+_LOOKING = 2.0  #: seconds after which the test ends
 
 Place = tuple[int, int]  #: a position and the index of its sample
 Numbered = tuple[int, Any]  #: a position and its sample
@@ -49,13 +49,13 @@ class LoadingPlan:
     source: SampleSource
     options: PipelineOptions
     each_use: bool  #: the task's samples are reused and augmented behind the buffer
-    augments: bool  #: it is done in the stages; else, if at all, when the batch is wanted
+    augments: bool  #: augmentation is done in the stages; else, if at all, when the batch is wanted
     collates: bool  #: the same of batches
     shared: SharedInput | None = None  #: whole batches of other jobs
 
     @property
     def unfinished(self) -> bool:
-        """Whether samples leave the stages that are still to be augmented."""
+        """Whether samples leave the stages without their augmentation."""
         return self.source.augment is not None and not self.augments
 
     @property
@@ -65,7 +65,7 @@ class LoadingPlan:
 
     @property
     def _collates_apart(self) -> bool:
-        """A collate of the task's may draw: in processes, which are seeded, it goes with what is done before."""
+        """A collate of the task's may draw: in processes, which are seeded, it is done together with the stage before."""
         return self.options.processes and self.source.collate is not default_collate
 
     @classmethod
@@ -78,7 +78,7 @@ class LoadingPlan:
         """
         if options.processes:
             _check_can_be_sent(source)
-        # Nothing is decoded here for processes: a data set may open files at its first sample, which cannot be sent to them then.
+        # Nothing is decoded here for processes: a data set may open files at its first sample, and could not be sent to them then.
         seen = Draws() if options.processes else Draws.of(source, part)
         if seen.decoding:
             raise UsageError(
@@ -129,7 +129,7 @@ class LoadingPlan:
         return Source(work, sampler=places, name="decode", workers=self._workers("decode"), processes=processes or None)
 
     def redrawn(self, positions: Positions, chunk: int, draw: Draw, again: Sequence[int]) -> Running:
-        """Batches that ``draw`` makes of such lists, as parts or as they were drawn. ``again``: positions whose samples come first."""
+        """Batches that ``draw`` makes of such lists, as parts or as drawn. ``again``: positions whose samples come first."""
         processes, augments = self.options.processes, self.each_use and self.augments
         stages = self._decoding(PlaceChunks(positions, chunk, again), augmented=self.augments and not self.each_use, apart=True)
         stages.append(draw)
@@ -141,7 +141,7 @@ class LoadingPlan:
         return self._run(stages, positions.part)
 
     def finished(self, samples: Sequence[Numbered]) -> Any:
-        """The batch of what has left the stages as a list, where they do not collate."""
+        """The batch of samples that left the stages as a list, where they do not collate."""
         if self.unfinished:
             samples = Augmenting(self.source)(samples)
         return Collating(self.source)(samples)
@@ -169,7 +169,7 @@ class LoadingPlan:
         return dataclasses.replace(self.source, data=(), collate=default_collate)
 
     def _collating(self) -> SampleSource:
-        """For what makes batches: beside the training a collate that may draw is not let."""
+        """For stages that make batches: a collate that may draw does not run beside the training."""
         return dataclasses.replace(self._sent(), collate=self.source.collate) if self._collates_apart else self._still()
 
     def _workers(self, stage: str) -> int:
@@ -180,7 +180,7 @@ class LoadingPlan:
 
 
 class Draws(NamedTuple):
-    """What of a task draws from the global random generators."""
+    """The parts of a task that draw from the global random generators."""
 
     decoding: bool = False
     augmenting: bool = False
@@ -188,7 +188,7 @@ class Draws(NamedTuple):
 
     @classmethod
     def of(cls, source: SampleSource, part: int) -> Draws:
-        """By a look at some samples and at a batch of them; the generators are left as they were."""
+        """Found on some samples and a batch of them; the generators are left as they were."""
         seen: dict[int, Any] = {}  #: samples, by their index
         augmenting = False
         until, count, augment = time.monotonic() + _LOOKING, len(source.data), source.augment
@@ -215,7 +215,7 @@ def _check_no_workers(options: PipelineOptions, stage: str, why: str) -> None:
 
 
 def _check_can_be_sent(source: SampleSource) -> None:
-    """All that any stage of the job sends, whenever it begins: at the switch from reuse some are others."""
+    """Checks the objects of all stages that the job may ever have: the switch from reuse brings others."""
     for name, part in (("train", source.data), ("augment", source.augment)):
         try:
             ipc.dumps(part)
@@ -302,7 +302,7 @@ class Running:
 
 
 class PlaceChunks:
-    """What is to be decoded, lazily and without end: lists of ``chunk`` places. ``again``: positions that come before the stream's."""
+    """The places to decode, lazily and without end: lists of ``chunk``. ``again``: positions that come before the stream's."""
 
     def __init__(self, positions: Positions, chunk: int, again: Sequence[int] = ()) -> None:
         self._positions, self._chunk, self._again = positions, chunk, again
@@ -313,7 +313,7 @@ class PlaceChunks:
             yield [(position, order.index(position)) for position in itertools.islice(ahead, self._chunk)]
 
 
-# ---- what the workers of a stage do: in threads with a source that does not seed, in processes with one that does ----
+# ---- the work of a stage: in threads with a source that does not seed, in processes with one that does ----
 
 
 class Decoding:

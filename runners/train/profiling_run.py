@@ -1,7 +1,7 @@
 """How long a step takes, measured by a profiling run of its own (002 ch. 5.3.2.1).
 
-A step's time is that of loading its batch, computing, and letting the ranks agree. What they say to each other is left out of the
-computation and told as seconds that each rank after the first adds: the terms of Eqn 5.2.
+A step's time is that of loading its batch, computing, and letting the ranks agree. Communication is left out of the computation and
+reported as seconds that each rank after the first adds: the terms of Eqn 5.2.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 _ROUND = 4  #: steps of a kind in a row; the first still feels the other kind (DDP synchronises buffers one forward later)
 _MOST = 400  #: timed steps after which it ends, however they scatter
 _PRECISION = 0.02  #: relative standard error that is good enough
-_LONGEST = 300.0  #: seconds that it measures, but for a first round that takes longer: UniSched's lease of a profiling run
+_LONGEST = 300.0  #: seconds of measuring, unless the first round takes longer: UniSched's lease of a profiling run
 
 
 @dataclass(slots=True)
@@ -54,16 +54,16 @@ class Times:
 
 
 def standard_error(seconds: Sequence[float]) -> float:
-    """Of the median, relative to it, by the median absolute deviation: a few steps that were held up do not count."""
+    """Of the median, relative to it, by the median absolute deviation: a few delayed steps do not count."""
     middle = median(seconds)
     deviation = 1.4826 * median(abs(value - middle) for value in seconds)
     return 1.2533 * deviation / math.sqrt(len(seconds)) / middle if middle > 0 else math.inf
 
 
 def terms(ranks: Sequence[tuple[float, float, float]]) -> tuple[float, float | None]:
-    """Computation, and what each rank after the first adds, of the `Times.summary` of all ranks: the slowest rank makes the pace.
+    """Seconds of computation, and seconds that each rank after the first adds, from all ranks' `Times.summary`; the slowest sets the pace.
 
-    None for the latter where there is one rank. Where synchronised steps were no slower, it is 0.
+    The latter is None for a single rank, and 0 if synchronised steps were no slower.
     """
     compute = max(loading + alone for loading, alone, _ in ranks)
     if len(ranks) == 1:
@@ -73,7 +73,7 @@ def terms(ranks: Sequence[tuple[float, float, float]]) -> tuple[float, float | N
 
 
 class Profiling:
-    """A run that measures and trains for nothing: each rank has the part of the batch that it would have in the whole gang."""
+    """A run that only measures: its training is thrown away. Each rank has the part of the batch that it would have in the whole gang."""
 
     def __init__(self, trainer: Trainer, clock: Callable[[], float] = time.perf_counter) -> None:
         self.trainer, self.clock = trainer, clock
@@ -83,7 +83,7 @@ class Profiling:
     def run(self) -> bool:
         """Measure, and close the trainer. True: enough; False: asked to stop before.
 
-        What was measured is told even then, if it is worth keeping.
+        Even then the figures are reported, if they are good enough.
         """
         try:
             return self._run()
@@ -104,24 +104,24 @@ class Profiling:
             except Interrupted:
                 stop = True
                 break
-            if rounds < 2:  # the first is to warm up, and counts only where there is no time for another
+            if rounds < 2:  # the first warms up, and counts only if there is no time for another
                 self.times = measured
             else:
                 self.times.extend(measured)
             rounds += 1
         steps = self.times.steps()
-        if steps >= (1 if late else LEAST_STEPS):  # of slow steps a few are all that a lease has room for, and better than none
+        if steps >= (1 if late else LEAST_STEPS):  # a lease has room for a few slow steps only; they are better than none
             compute, communication = terms(ranks.gather(self.times.summary()))
             if ranks.first:
                 self._tell(compute, communication, steps)
         return not stop
 
     def _ahead(self) -> float:
-        """Seconds that the steps of another round take at least, 0: not known yet. Those of a slow first round tell nothing of others."""
+        """Seconds that the steps of another round take at least; 0: not known yet. A slow first round does not predict the next."""
         return _ROUND * (min(self.times.alone, default=0.0) + min(self.times.together, default=0.0))
 
     def _agree(self, stop: bool, late: bool) -> tuple[bool, bool, bool]:
-        """What any rank, any rank, and every rank says."""
+        """(any rank is to stop, any rank is late, every rank has enough)."""
         said = self.trainer.ranks.gather((stop, late, self.times.precise()))
         stops, lates, precise = zip(*said, strict=True)
         return any(stops), any(lates), all(precise)
@@ -150,7 +150,7 @@ class Profiling:
         """One step, to the last operation on the device: reading the loss waits for them."""
         begun = self.clock()
         loss = self.trainer.update(batch, 1.0).item()
-        if together:  # what else the ranks say to each other in a step
+        if together:  # the other communication of a step
             self.trainer.ranks.sum(loss)
             any_rank(False)
         return self.clock() - begun

@@ -1,7 +1,7 @@
-"""Reuse inside a pipeline: a buffer draws ahead of the training, and what it draws is augmented and collated in stages behind it.
+"""Reuse inside a pipeline: a buffer draws ahead of the training, and stages behind it augment and collate its draws.
 
-The buffer chooses as it does without a pipeline: what is under way only makes it wait. So a training goes on with the same samples,
-whether and where it is stopped, and the state before a batch is the buffer's before it drew that batch, however far it has drawn since.
+The buffer chooses as it does without a pipeline: batches under way only make it wait. So a training continues with the same samples
+after a stop. The state before a batch is the buffer's before it drew that batch, however far it has drawn since.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .piped import LoadingPlan, Numbered
 class StagedReuse(ReuseFeed):
     """Batches from the stages.
 
-    ``chunk``: samples that are decoded at a time. ``make``: the buffer, of what gives its samples and of what makes room for one.
+    ``chunk``: samples that are decoded at a time. ``make``: makes the buffer, from a source of samples and a function that makes room.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class StagedReuse(ReuseFeed):
 
 
 class InTurn:
-    """Decoded samples in the order of a stream that begins with those that a buffer's state names: nothing else is decoded again."""
+    """Decoded samples of a stream in its order. It begins with those that a buffer's state names: only these are decoded again."""
 
     def __init__(self) -> None:
         self.more: Callable[[], list[Numbered]] = list
@@ -93,7 +93,7 @@ class InTurn:
         return found[1]
 
     def close(self) -> None:
-        """The stages are closed by who runs them."""
+        """The stages are closed by their owner."""
 
 
 class UnderWay:
@@ -118,7 +118,7 @@ class UnderWay:
             self._changed.notify_all()
 
     def wait(self, room: int) -> None:
-        """Until they are no more than ``room``, or none. Stopped: it is over before."""
+        """Wait until they are no more than ``room``, or none. `end` ends the wait."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self.bytes <= max(0, room))
             if self._ended:

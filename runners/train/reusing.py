@@ -1,6 +1,6 @@
-"""A training that uses samples again and then goes on without (004 ch. 4.4): what is counted, what is watched, how the stage ends.
+"""A training that uses samples again, and later goes on without reuse (004 ch. 4.4): its counts, its signals, the end of the stage.
 
-All ranks tell the rule the same numbers, so they switch at the same step. All that it knows is in the checkpoint.
+All ranks give the rule the same numbers, so they switch at the same step. Its whole state is in the checkpoint.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PROBE_EVERY = 4  #: steps; a probe is a forward pass of 1/repeat of a batch: wi
 
 
 class Reusing:
-    """The stage of a training, and what decides on its end."""
+    """The stage of a training, and the rule that ends it."""
 
     def __init__(self, spec: Reuse, task: Task, total: int, order: Order, ranks: Ranks) -> None:
         self.spec, self.task, self.total, self.ranks = spec, task, total, ranks
@@ -77,14 +77,14 @@ class Reusing:
         if warning is not None and self.ranks.first:
             log.warning("%s", warning)
 
-    # ---- what happens in a step ----
+    # ---- in a step ----
 
     def probes(self, step: int) -> bool:
         """Whether the first uses of the batch of this step are to be judged before it is trained on."""
         return self.stage == 1 and self.rule.watches_first_uses and step % _PROBE_EVERY == 0
 
     def probes_after(self, step: int, batches: int) -> bool:
-        """The same of the step so many batches later."""
+        """The same for the step so many batches later."""
         return self.probes(step + batches)
 
     def probe(self, step: int, model: nn.Module, part: Part) -> dict[str, float]:
@@ -107,7 +107,7 @@ class Reusing:
             self._rates.saw(optimizer)
 
     def trained(self, step: int, fresh: int) -> dict[str, float]:
-        """``step`` steps are done, and in the last one this rank used so many samples for the first time; what to report of it."""
+        """``step`` steps are done; in the last one this rank used ``fresh`` samples for the first time. The values to report."""
         stage = self.stage
         self.fresh += round(self.ranks.sum(fresh))
         if stage == 1:
@@ -122,7 +122,7 @@ class Reusing:
     # ---- the second stage ----
 
     def choose_peak(self, trial: Callable[[list[float]], float]) -> None:
-        """Choose the learning rate of the second stage. ``trial``: the loss that a short training with these rates comes to."""
+        """Choose the learning rate of the second stage. ``trial``: the loss after a short training with these rates."""
         highest = max(self._rates.highest)
         peak = self.spec.peak
         if peak == "rule":
@@ -130,7 +130,7 @@ class Reusing:
         elif peak == "search":
             peak, losses = search_peak(highest, lambda tried: trial(spread(tried, self._rates.highest)))
             tried = ", ".join(f"{value:.3g}: {loss:.4f}" for value, loss in losses.items())
-            log.info("learning rates that were tried for the stage without reuse, and their losses: %s", tried)
+            log.info("learning rates tried for the stage without reuse, and their losses: %s", tried)
         self.peaks = spread(float(peak), self._rates.highest)
 
     def schedule(self, optimizer: Optimizer, steps: int, peaks: list[float]) -> FineTune:

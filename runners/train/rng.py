@@ -17,14 +17,14 @@ _MASK = (1 << 64) - 1
 def seed_all(seed: int) -> None:
     if torch.backends.cuda.is_built() and os.environ.get("CUDA_VISIBLE_DEVICES") != "":  # type: ignore[no-untyped-call]
         torch.manual_seed(seed)
-    else:  # no GPU can be asked for later; what would be kept for one holds a traceback, which takes 4 ms
+    else:  # no GPU can be asked for later; torch would queue the call with a traceback, which takes 4 ms
         torch.default_generator.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
 
 
 def seed_host(*numbers: int) -> None:
-    """Seed all but the GPU's by several numbers, any change of which gives other draws."""
+    """Seed all generators but the GPU's by several numbers; a change of any gives other draws."""
     seed = mixed(*numbers)
     torch.default_generator.manual_seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
@@ -32,7 +32,7 @@ def seed_host(*numbers: int) -> None:
 
 
 def mixed(*numbers: int) -> int:
-    """One seed of 63 bits of several numbers, by the finaliser of SplitMix64 (Steele, Lea and Flood 2014)."""
+    """One seed of 63 bits from several numbers, by the finaliser of SplitMix64 (Steele, Lea and Flood 2014)."""
     state = 0
     for number in numbers:
         state = (state + number + 0x9E3779B97F4A7C15) & _MASK
@@ -51,7 +51,7 @@ def get_state() -> dict[str, Any]:
 
 
 def host_state() -> dict[str, Any]:
-    """The same without the GPU's, which it takes a copy from the device to read."""
+    """The same without the GPU's, whose reading needs a copy from the device."""
     _, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     return {
         "torch": torch.get_rng_state(),

@@ -1,4 +1,4 @@
-"""How long the steps of a training take, timed beside it (002 ch. 5.3.2.1); `profiling_run` measures it by a run of its own."""
+"""The time of a training's steps, taken while it runs (002 ch. 5.3.2.1); `profiling_run` measures it by a run of its own."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
     from ..worker.ranks import Ranks
 
-ENOUGH_STEPS = 20  #: timed steps of a kind that are enough to tell
-LEAST_STEPS = 5  #: timed steps that are worth telling at all
+ENOUGH_STEPS = 20  #: timed steps of a kind that are enough for a report
+LEAST_STEPS = 5  #: timed steps below which nothing is reported
 _WARM_UP = 3  #: steps of a training that are not timed: allocators, autotuning and first collectives
 _WINDOW = 10.0  #: seconds between two reports of a training, and of at least `ENOUGH_STEPS` steps
 
 
 class Watch:
-    """Times the steps of a training on its first rank, and does nothing else: what synchronisation takes is what DDP itself has noted."""
+    """Times the steps of a training on its first rank, and does nothing else; DDP itself has noted the time of synchronisation."""
 
     def __init__(self, model: nn.Module, ranks: Ranks) -> None:
         self.ranks = ranks
@@ -31,7 +31,7 @@ class Watch:
         self.left_out = _WARM_UP
         self.since = time.monotonic()
         self.whole: list[float] = []
-        self.apart: list[float] = []  #: of those what synchronisation took after the last gradient was there
+        self.apart: list[float] = []  #: the part of each that synchronisation took after the last gradient was there
 
     def stepped(self, seconds: float) -> None:
         """A step is done, loading included."""
@@ -47,7 +47,7 @@ class Watch:
             self.tell()
 
     def tell(self) -> None:
-        """Report what has been timed since the last time, if it is worth it."""
+        """Report the times since the last report, if they are enough."""
         if len(self.whole) >= LEAST_STEPS and median(self.whole) > 0:
             whole, apart = median(self.whole), median(self.apart)
             communication = apart / (self.ranks.size - 1) if self.ranks.size > 1 else None

@@ -1,4 +1,4 @@
-"""One step of a training: what a batch does to the weights. The seam at which memory, sharing and swapping enter the loop."""
+"""One step of a training: the update of the weights by a batch. Memory, sharing and swapping enter the loop here."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from . import rng
 from .batches import to_device
 from .task import Task
 
-Arrived = Callable[[Sequence[nn.Parameter]], None]  #: is called with parameters whose gradients are complete
+Arrived = Callable[[Sequence[nn.Parameter]], None]  #: called with parameters whose gradients are complete
 
 
 class Step(Protocol):
-    """How the weights are kept, and moved by a batch.
+    """Keeps the weights, and moves them by a batch.
 
     Between two updates the parameters of the task's model hold the newest weights, wherever a step computes: evaluation, checkpoints
     and resuming need to know nothing of it.
     """
 
     accumulate: int  #: batches of a step
-    optimizer: Optimizer  #: of the task, on the placed parameters; there once the model is placed
+    optimizer: Optimizer  #: of the task, on the placed parameters; set once the model is placed
     values: dict[str, float]  #: further metrics of the newest update
 
     def place(self, model: nn.Module) -> nn.Module:
-        """Bring the weights to where they are kept, once; the module that the loss calls."""
+        """Put the weights into their place, once; returns the module that the loss calls."""
 
     def update(self, batches: Sequence[Any], weight: float) -> torch.Tensor:
         """Move the weights by so many batches, ``weight`` times their mean gradient; the mean of their losses.
@@ -42,10 +42,10 @@ class Step(Protocol):
         """
 
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Make their gradients those of the whole step, where others compute a part of it; before clipping and the optimizer."""
+        """Make their gradients those of the whole step, if others compute a part of it; before clipping and the optimizer."""
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Release its resources."""
 
 
 class PartialStep(Step, Protocol):
@@ -54,12 +54,12 @@ class PartialStep(Step, Protocol):
     together: int | None  #: batches that `share` takes at most; None: any number
 
     def prepare(self, batch: Any) -> None:
-        """Find out, before others wait for it, how a batch like this one is computed. Interrupted: the job is asked to stop."""
+        """Plan, before others wait for it, how to compute a batch like this one. Interrupted: the job is asked to stop."""
 
     def share(self, batches: Iterable[Any], seeds: Sequence[int], scales: Sequence[float], arrived: Arrived) -> list[float]:
         """Losses of some batches. Each begins with the generators of its seed; the sum of their gradients, each scaled, is in ``.grad``.
 
-        ``arrived`` is told of parameters that have their sum while others are still computed, as far as that is so.
+        ``arrived`` gets parameters that have their sum while others are still computed, if there are such.
         """
 
     def move(self) -> None:
@@ -69,8 +69,8 @@ class PartialStep(Step, Protocol):
 class PlainStep:
     """All weights on the rank's device; the gradients of several ranks averaged by DDP.
 
-    Of several batches a step, each draws from generators of its own, so that it does not matter in which order they are computed.
-    ``fused``: as a step in parts it uses the optimizer's fused kernels where it has any, and takes no more than ``accumulate`` batches
+    If a step has several batches, each draws from generators of its own, so their order does not matter.
+    ``fused``: like a step in parts it uses the optimizer's fused kernels, if it has any, and takes no more than ``accumulate`` batches
     together of a step that others compute too.
     """
 
@@ -99,10 +99,10 @@ class PlainStep:
         self.optimizer.step()
 
     def gradients(self, batches: Sequence[Any], weight: float) -> torch.Tensor:
-        """Add ``weight`` times the mean gradient of the batches to what the parameters have; the mean of the losses."""
+        """Add ``weight`` times the mean gradient of the batches to the parameters' gradients; returns the mean of the losses."""
         if len(batches) == 1:
             return self._backward(batches[0], weight)
-        # With one sum of gradients for each name of a weight, which are added at the end (see swap.swap_executor).
+        # A weight has one sum of gradients for each of its names; they are added at the end (see swap.swap_executor).
         with untied(self.model) if self.ranks.size == 1 else nullcontext():
             return self._accumulated(batches, weight)
 
@@ -139,7 +139,7 @@ class PlainStep:
 
 
 def drawn() -> int:
-    """A seed, of the generators."""
+    """A seed, drawn from the generators."""
     return int(torch.randint(1 << 62, ()))
 
 
@@ -153,10 +153,10 @@ def scaled(loss: torch.Tensor, weight: float) -> torch.Tensor:
 
 
 def optimizer_of(task: Task, model: nn.Module, *, fused: bool) -> Optimizer:
-    """The task's, for what trains; its fused kernels where it leaves the choice (on a CPU several times as fast) and they work.
+    """The task's, for the parameters that train; with fused kernels (on a CPU several times as fast) if the task leaves the choice.
 
-    That is decided at each step and weight by weight, by the weight, its gradient and its state alone. So a step by parts, and one after
-    a checkpoint was loaded, decide alike. A gradient that turns out to be sparse needs no further thought.
+    They are used where they work: each step decides for each weight, by the weight, its gradient and its state alone. So a step by
+    parts, and one after a checkpoint was loaded, decide alike, and a gradient that turns out to be sparse is no special case.
     """
     optimizer = task.optimizer([parameter for parameter in model.parameters() if parameter.requires_grad])
     if fused and type(optimizer) in _FUSED:
@@ -178,7 +178,7 @@ def _as_given(given: Sequence[bool | None], optimizer: Optimizer) -> None:
 def _step(optimizer: Any, closure: Any = None) -> Any:
     """The optimizer's step, with groups divided by how their weights are moved."""
     groups = optimizer.param_groups
-    if not (optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks):  # which may look at the groups
+    if not (optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks):  # hooks may look at the groups
         optimizer.param_groups = [part for group in groups for part in _divided(optimizer, group)]
     try:
         return type(optimizer).step(optimizer, closure)
@@ -203,10 +203,10 @@ def _divided(optimizer: Optimizer, group: dict[str, Any]) -> list[dict[str, Any]
 
 
 def _works_fused(optimizer: Optimizer, parameter: torch.Tensor, state: dict[str, Any]) -> bool:
-    """Whether the fused kernels move this weight, and to where the others would.
+    """Whether the fused kernels move this weight, with the same result as the others.
 
-    They take numbers from memory in the order in which they lie, whatever the strides say, so all tensors of a weight have to lie alike.
-    SGD's leaves weights of 16 bits on a CPU as they are (PyTorch 2.13).
+    They read memory in its order, whatever the strides say, so all tensors of a weight must have the same layout.
+    SGD's does not move weights of 16 bits on a CPU (PyTorch 2.13).
     """
     if type(parameter) not in (nn.Parameter, torch.Tensor) or parameter.device.type not in ("cpu", "cuda"):
         return False
@@ -235,7 +235,7 @@ def _lies_as(parameter: torch.Tensor, other: torch.Tensor) -> bool:
 
 @contextmanager
 def untied(model: nn.Module) -> Iterator[None]:
-    """A parameter that stands at several places has a sum of gradients at each; at the end they are added from the last to the first."""
+    """A parameter used at several places has a sum of gradients at each; at the end they are added from the last to the first."""
     places: dict[int, list[tuple[nn.Module, str, nn.Parameter]]] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
@@ -260,14 +260,14 @@ def untied(model: nn.Module) -> Iterator[None]:
 
 
 def checked(loss: Any) -> torch.Tensor:
-    """What the task's loss returned, if it can be trained on."""
+    """The return of the task's loss; UsageError if it cannot be trained on."""
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
         raise UsageError("the task's loss(model, batch) must return a tensor of one element that depends on the model's parameters")
     return loss
 
 
 def parallel(model: nn.Module, ranks: Ranks) -> nn.Module:
-    """The model, or what averages its gradients over the ranks."""
+    """The model, wrapped to average its gradients if there are several ranks."""
     if ranks.size == 1:
         return model
     from torch.nn.parallel import DistributedDataParallel

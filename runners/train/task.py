@@ -1,4 +1,4 @@
-"""A task: all of a training that a recipe or an entrypoint gives."""
+"""A task: the part of a training that a recipe or an entrypoint gives."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _adamw(parameters: Iterable[nn.Parameter]) -> Optimizer:
 
 
 class Leaves(Protocol):
-    """What a fine-tuning leaves for others of its backbone to begin with: `finetune.left_adapter`."""
+    """The result of a fine-tuning with which others of its backbone may begin: `finetune.left_adapter`."""
 
     @property
     def digest(self) -> str: ...  # of the training samples
@@ -39,19 +39,19 @@ class Leaves(Protocol):
 
     def write_half(self, folder: Path, /) -> None: ...  # the same, beside the weights of a half of a training together
 
-    #: what another job has left; ``whole``: the weights of its own head too
+    #: the result of another job; ``whole``: with the weights of its own head
     def read(self, task: Task, checkpoints: Path, /, *, whole: bool = False) -> tuple[dict[str, torch.Tensor], Mapping[str, Any]]: ...
 
 
 @dataclass(kw_only=True)
 class Task:
-    """What is trained: returned by a recipe, or by the function that a job's ``entrypoint`` names."""
+    """A training, as a recipe returns it, or the function that a job's ``entrypoint`` names."""
 
     model: nn.Module
     train: Dataset = ()
-    """Map-style: has a length, and an item by index. What reads and decodes; what is random about a sample belongs into `augment`.
+    """Map-style: has a length, and an item by index. It reads and decodes; random changes of a sample belong into `augment`.
 
-    With ``pipeline`` and without ``processes``, several threads ask for items at once: what they share, as an open file, needs a lock.
+    With ``pipeline`` and without ``processes``, several threads ask for items at once: shared things, such as an open file, need a lock.
     """
     augment: Callable[[Any], Any] | None = None
     """augment(train[index]): done after decoding, and done anew at each use of a decoded sample where samples are reused.
@@ -89,21 +89,21 @@ class Task:
     """Names of modules at whose calls the model may be cut into parts, where a part of it is swapped (docs/memory.md). By default its
     repeated blocks, and the modules beside them. No unit lies within another one."""
     own: Sequence[str] = ("head",)
-    """Names of modules and parameters that stay as they are built where it begins with other weights (the job's ``weights``)."""
+    """Names of modules and parameters that stay as built if the task begins with other weights (the job's ``weights``)."""
     whole: Sequence[str] = ()
     """Names of modules that stay whole where the model is cut into parts, though they are large or hold blocks."""
     finish: Callable[[nn.Module, Path], None] | None = None
-    """finish(model, directory of the checkpoints): on rank 0 when the training is over, for what it leaves besides; may be called again."""
+    """finish(model, directory of the checkpoints): on rank 0 after the training, to write further results; may be called again."""
 
     leaves: Leaves | None = None
-    """What it leaves for others to begin with; its `write` is to be the `finish`."""
+    """A result with which other jobs may begin; its `write` is to be the `finish`."""
 
     prepare: Callable[[Any], Any] | None = None
-    """prepare(request): what `answer` gets of one request of a client, such as its tokens. On a thread of its own, ahead of the turn, so
-    it calls no model. What it raises is that request's answer."""
+    """prepare(request): turns a client's request into the form that `answer` gets, such as tokens. It runs on a thread of its own, ahead
+    of the turn, so it calls no model. An error in it is that request's answer."""
     answer: Callable[[nn.Module, list[Any]], Sequence[Any]] | None = None
-    """answer(model, requests): for ``kind: infer``, an answer to each request of a batch, in order, as JSON has them. Without gradients, in
-    eval mode; loops in it should be `interruptible`. Where it raises, each request is computed alone, so each has its answer or error."""
+    """answer(model, requests): for ``kind: infer``, an answer in JSON's types to each request of a batch, in order. Without gradients, in
+    eval mode; loops in it should be `interruptible`. If it raises, each request is computed alone, so each has its answer or error."""
 
     def steps(self, stop: Stop, accumulate: int = 1) -> int:
         """Steps in all, of ``accumulate`` batches each."""
@@ -116,17 +116,17 @@ class Task:
         raise UsageError("stop.iterations: the job does not say how many steps to train; add 'stop: {iterations: N}'")
 
     def owns(self, name: str) -> bool:
-        """Whether a parameter stays as it is built where the training begins with other weights."""
+        """Whether a parameter stays as built if the training begins with other weights."""
         return any(name == own or name.startswith(f"{own}.") for own in self.own)
 
     def fitting(self, given: Mapping[str, torch.Tensor], where: Path, *, whole: bool = False) -> dict[str, torch.Tensor]:
-        """Of weights of another training those that the model takes, by name and shape; UsageError where it is of another model.
+        """Those of another training's weights that the model takes, by name and shape; UsageError if they are of another model.
 
-        ``whole``: also what the task calls its own, and nothing but frozen parameters may be missing: the model is to be used as it is.
+        ``whole``: also the task's own, and only frozen parameters may be missing, as the model is to be used as it is.
         """
         now = {name: value for name, value in self.model.state_dict().items() if isinstance(value, torch.Tensor)}
         taken = {name: value for name, value in given.items() if whole or not self.owns(name)}
-        # Who leaves out frozen parameters has them as they are built; what a training begins with may have been trained on others.
+        # A task that leaves out frozen parameters has them as built; those of the other training may differ.
         frozen = {name for name, parameter in self.model.named_parameters() if not parameter.requires_grad}
         built = set() if self.save_frozen else frozen if whole else now.keys()
         missing = [name for name in now if name not in given and name not in built and (whole or not self.owns(name))]
@@ -142,7 +142,7 @@ class Task:
             remedy = "give the params that it was trained with" if whole else "see 'own' in docs/writing-a-job.md"
             raise UsageError(f"weights: {where} is of another model: {', '.join(wrong[:3])}{more}; {remedy}")
         if not taken:
-            raise UsageError(f"weights: {where} holds nothing but what this task calls its own ({', '.join(self.own)})")
+            raise UsageError(f"weights: {where} holds only this task's own weights ({', '.join(self.own)})")
         return taken
 
     def check(self, ranks: int) -> None:

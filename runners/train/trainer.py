@@ -1,6 +1,6 @@
-"""The training loop of recipes and entrypoints: data-parallel, reported, and left and taken up again at any step.
+"""The training loop of recipes and entrypoints: data-parallel, reported, and resumable at any step.
 
-On a CPU a run that was stopped and resumed ends with the same weights, to the last bit, as one that was not: the order of
+On a CPU a run that was stopped and resumed ends with the same weights, to the last bit, as one that was not. The order of
 samples is a function of the step, and the checkpoint holds model, optimizer, schedule and each rank's random generators.
 """
 
@@ -35,17 +35,17 @@ from .trials import Trials
 
 log = logging.getLogger(__name__)
 
-_LOG_INTERVAL = 5.0  #: seconds between lines of the log that tell the loss
+_LOG_INTERVAL = 5.0  #: seconds between log lines with the loss
 _RESERVED = {"step", "total", "checkpoint", "memory"}  #: names that `script.report` uses itself
 
 
 class Trainer:
     """One run of a task: from its newest checkpoint, if any, to the end or to the request to stop.
 
-    ``parts``: into how many parts a batch is divided, where that is not one for each rank; ``work``: what a batch does to the weights;
+    ``parts``: number of a batch's parts, if not one for each rank; ``work``: how a batch updates the weights;
     ``begin_from``: a file, or a directory of checkpoints, whose weights it begins with while it has no checkpoint of its own;
-    ``given``: weights by name with which it begins so, whatever the task calls its own; ``until``: the step at which it stops for a look,
-    of whose checkpoints nobody is told; ``silent``: nor of anything else. ``group``: of the jobs with which it shares its input.
+    ``given``: weights by name to begin with in the same way, also for the task's own modules; ``until``: a step at which it evaluates,
+    saves and stops, and whose checkpoints are not reported; ``silent``: nothing is reported. ``group``: the jobs that share its input.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Trainer:
         self.task, self.stop, self.ranks = task, stop, ranks
         self.work = work or PlainStep(task, ranks)
         parts = parts or ranks.size
-        reuse = reuse if reuse is not None and reuse.repeat > 1 else None  # one use of each sample is the training as it is without
+        reuse = reuse if reuse is not None and reuse.repeat > 1 else None  # one use of each sample is the training without reuse
         task.check(parts)
         self.checkpoints = Checkpoints(checkpoints)
         self.total = task.steps(stop, self.work.accumulate)
@@ -115,7 +115,7 @@ class Trainer:
             self.close()
 
     def close(self) -> None:
-        """End what loads and what computes."""
+        """End the loading and the computation."""
         self.feed.close()
         self.loading.close()
         self.work.close()
@@ -128,7 +128,7 @@ class Trainer:
             log.info("resumed at step %d of %d", self.step, self.total)
             self._report(checkpoint=self.saved if self.until is None else None)
         elif self.begun:
-            self._save(rng.get_state())  # whatever comes, it goes on from these weights: that job's newest may be others by then
+            self._save(rng.get_state())  # it goes on from these weights after any stop: that job's newest may be others by then
         while True:
             if self._evaluation_due() and not self._evaluate():
                 return self._leave(rng.get_state())
@@ -157,7 +157,7 @@ class Trainer:
         return True
 
     def _look(self) -> bool:
-        """At the step at which it stops for a look. False: asked to stop before it was done."""
+        """At the step ``until``. False: asked to stop before it was done."""
         if (self.metrics is None or self.evaluated != self.step) and self.task.evaluate is not None and not self._evaluate():
             return self._leave(rng.get_state())
         if self.step != self.saved:
@@ -207,7 +207,7 @@ class Trainer:
             log.info("step %d of %d: loss %.4f", self.step, self.total, mean)
 
     def weight(self, part: Part) -> float:
-        """Of this rank's part in the mean over the ranks, which average as equals: not 1 where a batch is divided unevenly."""
+        """Of this rank's part in the mean over the ranks, which average as equals; it is not 1 if a batch is divided unevenly."""
         return part.samples * self.ranks.size / self.task.batch_size
 
     def update(self, batches: Sequence[Any], weight: float) -> torch.Tensor:
@@ -233,7 +233,7 @@ class Trainer:
             assert self.task.evaluate is not None
             self.model.eval()
             try:
-                with rng.preserved(), torch.no_grad(), self.sharing:  # whether and when one evaluates must not change the training
+                with rng.preserved(), torch.no_grad(), self.sharing:  # an evaluation must not change the training
                     metrics = _metrics(self.task.evaluate(self.model))
             except Interrupted:
                 interrupted = True
@@ -273,7 +273,7 @@ class Trainer:
     # ---- from reuse to no reuse ----
 
     def _feed(self, states: Sequence[State]) -> Feed:
-        """From the beginning, from the step, or as the ranks of the checkpoint had left theirs."""
+        """From the beginning, from the step, or from the states of the checkpoint's ranks."""
         if self.reusing is None:
             return self.loading.from_step(self.step * self.work.accumulate)
         judged = functools.partial(self.reusing.probes_after, self.step)
@@ -332,7 +332,7 @@ class Trainer:
             except CheckpointError as error:
                 failure = error
         if any_rank(failure is not None):
-            raise failure or StokerError("rank 0 could not save a checkpoint; its message tells why")
+            raise failure or StokerError("rank 0 could not save a checkpoint; see its message")
         self.saved = self.step
         if self.until is None:
             self._report(checkpoint=self.step)
@@ -391,7 +391,7 @@ class Trainer:
             rng.seed_all(self.task.seed * 1_000_003 + self.step * 1009 + self.ranks.rank)
 
     def _begin(self, source: Path) -> None:
-        """Take over the weights of another training by name and shape, but for what the task calls its own."""
+        """Take over the weights of another training by name and shape, except the task's own."""
         given, where = weights_of(source, self.ranks)
         taken = self.task.fitting(given, where)
         self.model.load_state_dict(taken, strict=False)
@@ -400,7 +400,7 @@ class Trainer:
 
 
 def _metrics(returned: Any) -> dict[str, float]:
-    """What `evaluate` returned; UsageError that names what is no metric."""
+    """The return of `evaluate`; UsageError that names an item that is no metric."""
     if not isinstance(returned, Mapping):
         raise UsageError(f"the task's evaluate() must return a mapping of names to numbers, not {type(returned).__name__}")
     metrics: dict[str, float] = {}

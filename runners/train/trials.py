@@ -1,4 +1,4 @@
-"""Short trainings from where a training stands, to compare learning rates (004 ch. 4.4.6 does it by hand); nothing of them remains."""
+"""Short trainings from a training's current state, to compare learning rates (004 ch. 4.4.6 does it by hand); their results are dropped."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .feed_choice import Loading
 from .reusing import Reusing
 from .task import Task
 
-_ONE_OF = 20  #: a trial takes one step for so many that are left
+_ONE_OF = 20  #: a trial takes one step for so many remaining ones
 _LEAST, _MOST = 8, 200  #: steps of a trial
-_JUDGED = 4  #: and for so many of its steps one more batch, which it is judged by
+_JUDGED = 4  #: for so many of its steps one more batch is kept, on which it is judged
 
 
 class Training(Protocol):
-    """What is tried out: a `Trainer`."""
+    """The training of a trial: a `Trainer`."""
 
     task: Task
     ranks: Ranks
@@ -48,7 +48,7 @@ class Trials:
         self.steps = min(max(_LEAST, (trainer.total - trainer.step) // _ONE_OF), _MOST)
 
     def loss(self, peaks: list[float]) -> float:
-        """Mean loss on samples not trained on, after a whole schedule up to ``peaks`` in a few steps. Raises Interrupted on all ranks."""
+        """Mean loss on samples not trained on, after a short but whole schedule up to ``peaks``. Raises Interrupted on all ranks."""
         trainer = self.trainer
         model, optimizer = copy.deepcopy(trainer.model.state_dict()), copy.deepcopy(trainer.optimizer.state_dict())
         try:

@@ -1,4 +1,4 @@
-"""Where the limits of this process stand: its cgroups (v1 or v2) and those above them. Standard library only."""
+"""The cgroups (v1 or v2) whose limits hold for this process: its own and those above. Standard library only."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ OWN = Path("/proc/self/cgroup")
 def folders(controller: str, mount: Path = MOUNT, own: Path = OWN) -> Iterator[Path]:
     """Folders of the groups of this process that may limit what ``controller`` counts, and of those above: each may have a limit.
 
-    Inside a container the name of a group may be the host's, of which nothing is mounted: then the mount itself is the group.
-    ``own``: lines as in /proc/self/cgroup; where it cannot be read there is none.
+    Inside a container a group may have the host's name, which is not mounted there: then the mount itself is the group.
+    ``own``: lines as in /proc/self/cgroup; if it cannot be read, there are no groups.
     """
     try:
         lines = own.read_text().splitlines()

@@ -9,7 +9,7 @@ from . import cgroups
 
 
 def usable(mount: Path = cgroups.MOUNT, own: Path = cgroups.OWN) -> float:
-    """Cores (hyperthreads count each) that the process may keep busy, a fraction where a quota is one; at least 0.01."""
+    """Cores (each hyperthread counts) that the process may keep busy, at least 0.01; a quota may be a fraction."""
     return max(0.01, min(float(len(os.sched_getaffinity(0))), quota(mount, own)))
 
 

@@ -17,7 +17,7 @@ CRASHED_GRACE = 3  #: seconds until the ranks beside one that crashed are killed
 
 
 def main() -> None:
-    gc.disable()  # nothing of what is imported is garbage
+    gc.disable()  # imports leave no garbage
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as launch
 
@@ -34,13 +34,13 @@ def main() -> None:
 
 
 def _end_soon_after_a_crash() -> None:
-    """torch's launcher gives the other ranks 30 s after SIGTERM, which they take as: write a checkpoint at the end of this step."""
+    """After a crash torch's launcher gives the other ranks 30 s from SIGTERM, at which they write a checkpoint after the current step."""
     from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 
     close = SubprocessContext._close
 
     def soon(context: SubprocessContext, death_sig: signal.Signals, timeout: int = 30) -> None:
-        # One that left because it was asked to has written its checkpoint; the others may still be at theirs.
+        # A rank that was asked to leave has written its checkpoint; the others may still be at theirs.
         crashed = any(failure.exitcode != PREEMPTED_EXIT for failure in context._failures.values())
         close(context, death_sig, min(timeout, CRASHED_GRACE) if crashed else timeout)
 

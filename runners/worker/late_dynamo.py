@@ -1,7 +1,7 @@
-"""Without `torch._dynamo` until somebody compiles: each optimizer imports it in its first step, 1.1 s of a core, to tell it to keep off.
+"""Puts off the import of `torch._dynamo` until something is compiled: each optimizer's first step imports it (1.1 s of a core) to opt out.
 
-In its place stands a module that keeps off by itself. Whatever else is asked of it, such as torch.compile, loads the real one first.
-Only for recipes: a user's code may use what comes with the real one (torch.distributed.fsdp), without an import of its own.
+A module in its place answers that call by itself. Any other use of it, such as torch.compile, loads the real one first.
+Only for recipes: a user's code may use modules that come with the real one (torch.distributed.fsdp) without importing them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 NAME = "torch._dynamo"
-#: What a gang asks when it meets and when its model is wrapped: to forget what nobody has looked up yet, and for a setting nobody has made.
+#: Calls of a gang as it meets and wraps its model: they clear caches that are still empty, and read a setting that is at its default.
 PARTS: Mapping[str, Mapping[str, Callable[[], Any]]] = {
     "trace_rules": {"clear_lru_cache": lambda: None},
     "utils": {"get_optimize_ddp_mode": lambda: "ddp_optimizer"},
@@ -36,7 +36,7 @@ def put_off() -> None:
 
 
 def load() -> ModuleType:
-    """The real one, from here on also for whoever imports it."""
+    """The real one, from here on for every import."""
     with _once:  # a second thread would remove the real one, half imported
         if isinstance(sys.modules.get(NAME), _Later):
             del sys.modules[NAME]
@@ -45,7 +45,7 @@ def load() -> ModuleType:
 
 
 class _Later(ModuleType):
-    """What an optimizer asks of it is answered; the rest loads the real one."""
+    """Answers the calls of an optimizer; any other use loads the real one."""
 
     def __init__(self, spec: importlib.machinery.ModuleSpec) -> None:
         super().__init__(NAME)
@@ -58,9 +58,9 @@ class _Later(ModuleType):
             load().graph_break(*given, **named)
 
     def disable(self, *given: Any, **named: Any) -> Callable[..., Any]:
-        """``fn``, which the real one is told of as soon as it is there.
+        """``fn``, which is passed on to the real one as soon as that is loaded.
 
-        Only for torch's own decorator, which hides what it gets: a module or a class stays one, and a function keeps its signature.
+        Only for torch's own decorator, which hides its argument: a module or a class stays one, and a function keeps its signature.
         """
         fn = given[0] if given else None
         if fn is None or named.get("wrapping", True) or sys.modules.get(NAME) is not self:
@@ -76,7 +76,7 @@ class _Later(ModuleType):
         return called
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # whoever looks at all modules asks for these
+        if name.startswith("__"):  # code that walks all modules asks for these
             raise AttributeError(f"module {NAME!r} has no attribute {name!r}")
         if name in PARTS and sys.modules.get(NAME) is self:
             return _Part(name, PARTS[name])
@@ -84,7 +84,7 @@ class _Later(ModuleType):
 
 
 class _Part:
-    """Some of what a part of the real one answers, without it."""
+    """Stands for a part of the real one, and answers some of its calls."""
 
     def __init__(self, name: str, answers: Mapping[str, Callable[[], Any]]) -> None:
         vars(self).update(answers, _name=name)

@@ -1,4 +1,4 @@
-"""The ranks of a gang: join, agree, leave. With one process everything is the identity."""
+"""The ranks of a gang: join, agree, leave. With one process each call returns its argument."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-#: Others wait for rank 0 while it evaluates and saves; a rank that died is noticed by the launcher, not by this.
+#: The others wait for rank 0 while it evaluates and saves; the launcher, not this timeout, notices a dead rank.
 _TIMEOUT = datetime.timedelta(hours=2)
 
 
@@ -43,13 +43,13 @@ class Ranks:
 
     @classmethod
     def join(cls, device: torch.device) -> Ranks:
-        """Meet the others, as torch's launcher has told in RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."""
+        """Meet the others, by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT of torch's launcher."""
         rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         if size > 1:
             from torch import distributed
 
             if os.environ.get("LOCAL_WORLD_SIZE") == str(size):
-                # One host: gloo would else ask the resolver for the host's name, which containers often do not have.
+                # One host: otherwise gloo would resolve the host's name, which often fails in containers.
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
             backend = "nccl" if device.type == "cuda" else "gloo"
             distributed.init_process_group(backend, timeout=_TIMEOUT)

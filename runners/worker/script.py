@@ -1,4 +1,4 @@
-"""Calls by which a training script tells Stoker how far it is, and asks whether to stop. Standard library only, cheap to import.
+"""Calls by which a training script reports its progress to Stoker, and asks whether to stop. Standard library only, cheap to import.
 
 Outside Stoker (no ``STOKER_RUN_DIR``) nothing is written, no signal handler is installed and nothing is ever asked to stop.
 """
@@ -25,8 +25,8 @@ from ..lease.rundir import CPUS, DONE, ENV_CHECKPOINTS, ENV_NODE_RANK, ENV_RUN_D
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode
 
 _TAIL = 1 << 16  #: bytes read back to find the last record; a record is a few hundred
-_LONGEST_NAME = 200  #: of a value, as in `protocol`, whose import would cost a script more than all the rest
-_LARGEST, _MOST, _MOST_VALUES = 1e300, 2**62, 1000  #: a value, a whole number, values of one report; also as there
+_LONGEST_NAME = 200  #: of a value, as in `protocol`, whose import would cost a script more than all of this module
+_LARGEST, _MOST, _MOST_VALUES = 1e300, 2**62, 1000  #: limits of a value, of a whole number, and of values in one report, as there
 _MEMORY_INTERVAL = 1.0  #: seconds between looks at the peak of GPU memory, which cost more than a record
 
 
@@ -38,7 +38,7 @@ class _Reports:
         self._lock = threading.Lock()
         self._seq = 0
         self._end = 0  #: size of the file after our last record
-        self._glue = b""  #: ends a line that somebody left torn
+        self._glue = b""  #: ends a torn line of another process
         self._complained: set[str] = set()
 
     def append(self, record: dict[str, Any]) -> None:
@@ -46,7 +46,7 @@ class _Reports:
             fcntl.flock(self._fd, fcntl.LOCK_EX)
             try:
                 self._append(record)
-            except OSError as error:  # a full disk must not end the training that it was to be told about
+            except OSError as error:  # a full disk must not end the training
                 self.complain("write", f"cannot report: {error.strerror}; training goes on unseen")
             finally:
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
@@ -57,7 +57,7 @@ class _Reports:
             self._read_tail(size)
         record["seq"] = self._seq + 1
         line = self._glue + _encode(record).encode() + b"\n"
-        written = os.write(self._fd, line)  # one write: whatever is killed leaves whole lines, but for one that crosses a page
+        written = os.write(self._fd, line)  # one write: a killed process leaves whole lines, unless one crosses a page
         self._end = size + written
         self._glue = b"" if written == len(line) else b"\n"
         if written == len(line):
@@ -82,7 +82,7 @@ class _Reports:
 
 
 class _GivenCores:
-    """The job's part of the node's cores, read again only when the agent has put a new file in place."""
+    """The job's part of the node's cores; read again only after the agent has put a new file in place."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -95,13 +95,13 @@ class _GivenCores:
             seen = (found.st_ino, found.st_mtime_ns)
             if seen != self._seen:
                 self._cpus, self._seen = float(json.loads(Path(self._path).read_bytes())["cpus"]), seen
-        except (OSError, ValueError, KeyError, TypeError):  # not there yet, or a full disk has cut it short: what held still holds
+        except (OSError, ValueError, KeyError, TypeError):  # not there yet, or cut short by a full disk: the old figure stays
             pass
         return self._cpus
 
 
 class _State:
-    """What this process knows. Made anew in a forked child, which must not share the parent's numbering."""
+    """State of this process. Made anew in a forked child, which must not share the parent's numbering."""
 
     def __init__(self) -> None:
         self.run_dir = Path(given) if (given := os.environ.get(ENV_RUN_DIR)) else None
@@ -113,14 +113,14 @@ class _State:
         self.reports: _Reports | None = None
         self.lock = threading.Lock()
         self.memory_read = -math.inf
-        self.kept_memory: int | None = None  #: to be told
+        self.kept_memory: int | None = None  #: for the next report
         self.kept_told = 0
         self.yields: Callable[[], None] | None = None
 
     def open_reports(self, run_dir: Path) -> _Reports:
         with self.lock:
             if self.reports is None:
-                # A command that no launcher has given a rank runs once a node: what two nodes report must not be taken for one.
+                # A command without a launcher's rank runs once a node: the reports of two nodes must not be taken for one's.
                 rank = int(os.environ.get("RANK") or os.environ.get(ENV_NODE_RANK) or 0)
                 self.reports = _Reports(run_dir / f"reports-{rank}.jsonl")
             return self.reports
@@ -134,7 +134,7 @@ def _after_fork() -> None:
     stop, listening, yields = _state.stop, _state.listening, _state.yields
     _state = _State()
     _state.stop, _state.listening = stop, listening
-    if yields is not None:  # whose turn it is is for the parent to see to
+    if yields is not None:  # the parent takes the turns
         _state.yields = lambda: None
 
 
@@ -150,9 +150,9 @@ def begin() -> None:
 def report(*, step: int, total: int | None = None, checkpoint: int | None = None, memory: int | None = None, **values: float) -> None:
     """Report that ``step`` steps are done, with any values: ``report(step=10, loss=0.3, accuracy=0.9)``.
 
-    ``total``: steps in all, which gives people an estimate of the end. ``checkpoint``: the step of a checkpoint that has
-    just been made durable. ``memory``: peak GPU memory in bytes, read from torch when not given. Values that are not finite
-    cannot be stored: they are left out and counted in a value named ``nonfinite``.
+    ``total``: steps in all, from which the end is estimated. ``checkpoint``: the step of a checkpoint that is now durable.
+    ``memory``: peak GPU memory in bytes, read from torch unless given. Values that are not finite cannot be stored: they are
+    left out, and counted in a value named ``nonfinite``.
     """
     state = _state
     if state.run_dir is None:
@@ -178,12 +178,12 @@ def report(*, step: int, total: int | None = None, checkpoint: int | None = None
 
 
 def _stamp() -> dict[str, Any]:
-    """When a record is made: the time of day, which somebody may set, and by the boot clock. Its number it gets when it is written."""
+    """The time of a record, by the time of day, which may be set meanwhile, and by the boot clock. It is numbered as it is written."""
     return {"seq": 0, "ts": time.time(), "at": time.clock_gettime(time.CLOCK_BOOTTIME)}
 
 
 def report_speed(*, steps: int, compute: float, communication: float | None, total: int | None = None) -> None:
-    """Report how long a step takes, as measured over ``steps``: the fields of `protocol.Speed`. ``total``: steps of the job in all."""
+    """Report the time of a step, measured over ``steps``: the fields of `protocol.Speed`. ``total``: steps of the job in all."""
     state = _state
     if state.run_dir is None:
         return
@@ -195,13 +195,13 @@ def report_speed(*, steps: int, compute: float, communication: float | None, tot
 
 
 def keeps(memory: int) -> None:
-    """So many bytes of its GPU it has while others compute there: told with the next report."""
+    """The job holds so many bytes of its GPU while others compute there; goes with the next report."""
     if memory > 1.02 * _state.kept_told:
         _state.kept_told = _state.kept_memory = memory
 
 
 def report_pipeline(pipeline: Mapping[str, Any]) -> None:
-    """Report what a tuner saw of a data pipeline and did: the fields of `protocol.Pipeline`. Numbers that are not finite are left out."""
+    """Report a tuner's measurements and actions: the fields of `protocol.Pipeline`. Numbers that are not finite are left out."""
     state = _state
     if state.run_dir is None:
         return
@@ -211,17 +211,17 @@ def report_pipeline(pipeline: Mapping[str, Any]) -> None:
 
 
 def report_of_adapters(**told: Mapping[str, Any]) -> None:
-    """Report with which adapter the job has begun (``begun``), or which it has left (``adapter``): fields of the structs of `protocol`."""
+    """Report the adapter that the job began with (``begun``) or has left (``adapter``): fields of the structs of `protocol`."""
     state = _state
     if state.run_dir is not None:
         (state.reports or state.open_reports(state.run_dir)).append({**_stamp(), "step": 0, **told})
 
 
 def given_cores() -> float | None:
-    """Cores of this node that this process may count on now, a fraction too; None outside a job. It takes microseconds: ask often.
+    """Cores of this node that this process may use now, perhaps a fraction; None outside a job. The call takes microseconds: ask often.
 
-    The runner divides the cores over the jobs that run, by the GPUs that they hold, and does so again whenever one starts or
-    ends. Ranks that share a node divide the job's part.
+    The runner divides the cores among the running jobs by the GPUs that they hold, again whenever one starts or ends. Ranks
+    on the same node divide the job's part.
     """
     state = _state
     cpus = state.cores.cpus() if state.run_dir is not None else None
@@ -253,8 +253,8 @@ def should_stop(*, sync: bool = False) -> bool:
 
 
 def yield_point() -> None:
-    """Between two steps of a script that shares its GPU (``share: {gpu: switched}``): jobs that go before compute now, and so do equals
-    that wait; it goes on when its turn comes. It has the turn from one call to the next. Without turns to take it does nothing.
+    """Call it between two steps of a script that shares its GPU (``share: {gpu: switched}``): jobs of higher priority, and waiting equals,
+    compute first; then it returns, and the script has the turn until the next call. Without turns it does nothing.
 
     A script that never calls it is stopped and continued by Stoker while others have the turn. Within a recipe's or an entrypoint's
     task, which yields at each layer, it is one more such point.
@@ -269,12 +269,12 @@ def yield_point() -> None:
 
 
 def yield_by(look: Callable[[], None]) -> None:
-    """This process takes turns by itself, and ``look`` is what it does at a yield point."""
+    """This process takes turns by itself; ``look`` is called at each yield point."""
     _state.yields = look
 
 
 def done() -> None:
-    """All work is finished and saved: exit code 0 then means completion, even if the job was asked to stop in its last moments.
+    """Tell Stoker that all work is finished and saved: exit code 0 then means completion, even after a late request to stop.
 
     Only needed by a script that handles SIGTERM or asks `should_stop`, and reports no ``total``. In a gang each rank calls it.
     """
@@ -283,7 +283,7 @@ def done() -> None:
 
 
 def checkpoint_dir() -> Path:
-    """Directory of the job's checkpoints; what is there outlives preemption and restarts.
+    """Directory of the job's checkpoints; its files outlive preemption and restarts.
 
     Outside Stoker it is ``checkpoints`` below the working directory, so that the same lines save and resume there.
     """
@@ -298,7 +298,7 @@ def _listen(state: _State) -> None:
     before = signal.getsignal(signal.SIGTERM)
 
     def on_sigterm(number: int, frame: FrameType | None) -> None:
-        # Only a flag: saving inside a handler corrupts what the interrupted code was doing (Lightning #21406).
+        # Only a flag: saving inside a handler corrupts the work of the interrupted code (Lightning #21406).
         _state.stop = True
         if callable(before):
             before(number, frame)
@@ -328,7 +328,7 @@ def _finite(values: dict[str, float], step: int, reports: _Reports) -> dict[str,
 
 
 def is_text(name: str) -> bool:
-    """Without halves of surrogate pairs, as `os.fsdecode` makes of a file's name that is not UTF-8."""
+    """Whether it has no halves of surrogate pairs, which `os.fsdecode` makes from a file's name that is not UTF-8."""
     try:
         name.encode()
         return True
@@ -337,7 +337,7 @@ def is_text(name: str) -> bool:
 
 
 def _count(name: str, value: Any) -> int:
-    """A whole number that the tables can hold; raises for any other, rather than to lose it later without a word."""
+    """A whole number that the tables can hold; raises for any other, so that it is not lost silently later."""
     number: int | None
     try:
         number = operator.index(value)
@@ -352,7 +352,7 @@ def _count(name: str, value: Any) -> int:
 
 
 def _known(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what is None or not finite: JSON cannot say the latter."""
+    """Without fields that are None or not finite: JSON has no word for the latter."""
     return {
         name: value for name, value in fields.items() if value is not None and not (isinstance(value, float) and not math.isfinite(value))
     }

@@ -1,7 +1,7 @@
 """One rank of a job with a recipe or an entrypoint: ``python -m stoker.runners.worker.worker``, alone or under torch's launcher.
 
-Reads assignment.json of ``STOKER_RUN_DIR`` and trains. Exit codes: 0 done; `PREEMPTED_EXIT` stopped as asked, all of it in a
-checkpoint; `OOM_EXIT` out of memory; 2 the spec is wrong, one line on stderr says what; 1 anything else, with its traceback.
+Reads assignment.json of ``STOKER_RUN_DIR`` and trains. Exit codes: 0 done; `PREEMPTED_EXIT` stopped as asked, with a checkpoint;
+`OOM_EXIT` out of memory; 2 the spec is wrong, with one line about it on stderr; 1 anything else, with its traceback.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from .ranks import Ranks
 
 SWAP_PLAN = "swap-plan"  #: an internal recipe: it plans the job in its parameters
-_PACKING = ("gzip", "bz2", "lzma")  #: modules of files that pack what they are given
-NO_HOST_MEMORY = ("can't allocate memory", "Cannot allocate memory")  #: by torch's allocator, and where a file is mapped
+_PACKING = ("gzip", "bz2", "lzma")  #: modules of files that compress
+NO_HOST_MEMORY = ("can't allocate memory", "Cannot allocate memory")  #: words of torch's allocator, and of a failed mapping
 ENV_THREADS = "STOKER_THREADS"  #: threads of one operation; 1 unless set, as more spin at barriers on a shared host
 
 
@@ -64,15 +64,15 @@ def main() -> int:
 
 
 def _tell_place(error: Exception) -> None:
-    """Where in the loading it happened, in one last line: the log's last line is the job's message."""
-    # A note of several lines is the traceback in a worker process: that is above already.
+    """Write the error's place in the loading as the last line: the log's last line is the job's message."""
+    # A note of several lines is a worker process's traceback, which is above already.
     if notes := [note for note in getattr(error, "__notes__", ()) if "\n" not in note]:
         what = " ".join(str(error).split()) or "no message"
         sys.stderr.write(f"stoker: {type(error).__name__}: {what} ({'; '.join(notes)})\n")
 
 
 def _read() -> tuple[JobSpec, Assignment]:
-    """The job, and what its lease says of it."""
+    """The job and its lease's assignment."""
     run_dir = os.environ.get(ENV_RUN_DIR)
     if not run_dir:
         raise UsageError(f"{ENV_RUN_DIR} is not set: the worker is started by Stoker's runner, with the directory of a lease")
@@ -85,9 +85,9 @@ def _read() -> tuple[JobSpec, Assignment]:
 
 @contextmanager
 def _imports() -> Iterator[None]:
-    """What they make stays. To look for garbage among it, then and while the job trains, takes a fifth of the start.
+    """The objects of imports stay; a search for garbage among them, then and during the training, takes a fifth of the start.
 
-    Before any code of the user's: what is there by then is never looked at again, be it garbage or an open file.
+    Only before any code of the user's: objects that exist by the end are never searched again, be they garbage or an open file.
     """
     gc.disable()
     try:
@@ -115,18 +115,18 @@ def _train(spec: JobSpec, assignment: Assignment) -> int:
         return 0
     from .ranks import Ranks
 
-    if assignment.profile:  # the checkpoints of the job are no business of a run that trains for nothing
+    if assignment.profile:  # a profiling run must not touch the job's checkpoints
         os.environ[ENV_CHECKPOINTS] = str(Path(os.environ[ENV_RUN_DIR]) / "scratch")
-    # Ranks meet before the task is built, so that one that is asked to stop meanwhile leaves none waiting for it.
+    # Ranks meet before the task is built, so none waits for one that is asked to stop meanwhile.
     ranks = Ranks.join(_device())
     code = _trained(assignment, spec, ranks)
-    # Not after an error: it holds the trainer, and who leaves a group before its model is gone can hang. The process ends anyway.
+    # Not after an error: it holds the trainer, and leaving a group before the model is gone can hang. The process ends anyway.
     ranks.leave()
     return code
 
 
 def _trained(assignment: Assignment, spec: JobSpec, ranks: Ranks) -> int:
-    """The exit code of a job's part in this lease: of a server, a replica, a training or a profiling run."""
+    """Run the job's part of this lease as a server, a replica, a training or a profiling run; returns the exit code."""
     with _imports():
         from ..train import rng, trainer  # noqa: F401
         from ..train.batches import Interrupted
@@ -165,7 +165,7 @@ def _trained(assignment: Assignment, spec: JobSpec, ranks: Ranks) -> int:
 
 
 def _has_trained(task: Task, assignment: Assignment, spec: JobSpec, ranks: Ranks, begin_from: Path | None) -> bool:
-    """Train up to the end, or measure steps; False: asked to stop before. Nothing may keep the trainer until the group is left."""
+    """Train to the end, or measure steps; False: asked to stop before. No reference to the trainer may outlive the call."""
     from ..train.trainer import Trainer
 
     checkpoints = script.checkpoint_dir()
@@ -215,7 +215,7 @@ def _first_steps_together(partner: Partner, task: Task, spec: JobSpec, ranks: Ra
 
 
 def _work(spec: JobSpec, task: Task, ranks: Ranks) -> Step | None:
-    """What a batch does to the weights; None: the plain step."""
+    """The step of the job's spec; None: the plain step."""
     step = _plain_or_swapped(spec, task, ranks)
     if spec.share is None or not spec.share.replays:
         return step
@@ -232,14 +232,14 @@ def _plain_or_swapped(spec: JobSpec, task: Task, ranks: Ranks) -> PartialStep | 
             return None
         from ..train.step import PlainStep
 
-        return PlainStep(task, ranks, fused=True)  # nobody can be let in before an optimizer's step is over
+        return PlainStep(task, ranks, fused=True)  # no other job can take the turn during an optimizer's step
     from ..swap.swapped_step import step_of
 
     return step_of(spec.memory, task, ranks)
 
 
 def _plan_swapping(params: dict[str, Any]) -> None:
-    """The internal recipe of 'stoker swap plan': what it is to plan is a job in itself."""
+    """The internal recipe of 'stoker swap plan'; its parameters are the job to plan."""
     from ..swap import planning
     from ..train import rng
 
@@ -250,7 +250,7 @@ def _plan_swapping(params: dict[str, Any]) -> None:
 
 
 def build(spec: JobSpec) -> Task:
-    """The task of the job's recipe or entrypoint; UsageError when that is wrong."""
+    """The task of the job's recipe or entrypoint; UsageError if that is wrong."""
     from ..train.task import Task
 
     if spec.recipe is not None:
@@ -258,7 +258,7 @@ def build(spec: JobSpec) -> Task:
 
         recipe = find(spec.recipe)
         params = recipe.resolve(spec.params, spec.backbone)
-        if spec.kind == SERVES:  # what it would learn from need not be prepared
+        if spec.kind == SERVES:  # a server needs no training data
             params |= dict.fromkeys(recipe.samples, 1)
         return recipe.load()(**params)
     if spec.entrypoint is None:
@@ -280,7 +280,7 @@ def _entrypoint(name: str) -> Callable[..., Any]:
         raise UsageError(f"entrypoint: {name!r} is not of the form module:function")
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)  # as `python script.py` does, also where PYTHONSAFEPATH is set
-    os.environ[ENV_IMPORTING] = os.environ.get(ENV_JOB, "0")  # what it would submit is refused
+    os.environ[ENV_IMPORTING] = os.environ.get(ENV_JOB, "0")  # submissions by the import are refused
     try:
         with _import_errors(name, module_name):
             module = importlib.import_module(module_name)
@@ -343,11 +343,11 @@ def _out_of_memory(error: BaseException) -> bool:
 
 
 def leave(code: int) -> NoReturn:
-    """Leave without taking the interpreter down, which takes half a second with torch's modules, and may abort the process.
+    """Leave without finalizing the interpreter, which takes half a second with torch's modules, and may abort the process.
 
-    Letting go of a tensor takes the lock of an interpreter that is going down, which aborts the process after all its work is done: Gloo's
-    threads hold those of the last collectives, although the group was destroyed (pytorch #179291), and a thread that loads a batch which
-    nobody waits for any more holds what it loads. And below a forked worker are the frames of a supervisor.
+    A thread that frees a tensor during finalization takes the interpreter's lock, which aborts the process after all its work. Gloo's
+    threads hold tensors of the last collectives, although the group was destroyed (pytorch #179291), and a thread that loads an unused
+    batch holds that batch. And a forked worker has the frames of its supervisor below its own.
     """
     threading._shutdown()  # type: ignore[attr-defined]  # waits for the user's threads, and ends those of idle executors
     _keep_operators()
@@ -363,22 +363,22 @@ def leave(code: int) -> NoReturn:
 
 
 def _keep_operators() -> None:
-    """Torch takes back each operator that it has registered, in 25 ms, of a process that is about to be gone."""
+    """Keep torch from unregistering each of its operators, which takes 25 ms, in a process that is about to end."""
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         if (known := finalizer.peek()) is not None and known[1].__module__ == "torch.library":
             finalizer.atexit = False
 
 
 def _write_out() -> None:
-    """Write what Python files still hold, text before bytes; what packs, as gzip does, is closed in between, for its end is yet to come."""
-    gc.unfreeze()  # else a file stays unknown that was open when the user's code froze what there was
+    """Flush all Python files, text before bytes; files that compress are closed in between, as their end is not written before."""
+    gc.unfreeze()  # else files that were open as the user's code called gc.freeze are not found
     found = [one for one in gc.get_objects() if isinstance(one, io.IOBase)]
     texts = [one for one in found if isinstance(one, io.TextIOWrapper)]
     plain = [one for one in found if isinstance(one, io.BufferedWriter | io.BufferedRandom)]
     packing = [one for one in found if isinstance(one, io.BufferedIOBase) and type(one).__module__ in _PACKING]
     for one in texts + packing + plain:
         with suppress(OSError, ValueError):
-            if stat.S_ISREG(os.fstat(one.fileno()).st_mode):  # a pipe may have nobody who reads it
+            if stat.S_ISREG(os.fstat(one.fileno()).st_mode):  # a pipe may have no reader
                 (one.close if one in packing else one.flush)()
 
 

@@ -229,7 +229,7 @@ def test_a_half_that_is_damaged_says_nothing_of_the_adapter_of_the_bank(host):
     tells(host, 1, adapter=left(begun=True))
     host.ends(1)
     starts(host, 2)
-    tells(host, 2, begun=Begun(state="cold", labels=LABELS, why="x", damaged={1: "what it has left is damaged"}))
+    tells(host, 2, begun=Begun(state="cold", labels=LABELS, why="x", damaged={1: "its adapter is damaged"}))
     assert host.rows("SELECT gone FROM adapters WHERE job_id = 1") == [(None,)]
 
 

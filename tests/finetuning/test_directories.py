@@ -60,9 +60,9 @@ NOT_WHOLE = r"has a model.safetensors that is cut short or is not safetensors; f
 FAULTS = [
     (lambda path: (path / "tokenizer.json").unlink(), r"has no tokenizer.json, so texts cannot be read"),
     (lambda path: (path / "tokenizer.json").write_text("{"), r"has a tokenizer.json that is not JSON"),
-    (lambda path: write_tokenizer(path, more=3), r"has another vocabulary than its tokenizer: that has tokens up to number 258, the"),
+    (lambda path: write_tokenizer(path, more=3), r"and its tokenizer do not fit: that has tokens up to number 258, the"),
     (sharded, r"lacks 1 of the 2 files of its weights, model-2-of-2.safetensors first; fetch it again"),
-    (cut, r"has a model.safetensors of \d+ bytes where its header tells of \d+; fetch it again"),
+    (cut, r"has a model.safetensors of \d+ bytes, but by its header it has \d+; fetch it again"),
     (cut_in_the_header, NOT_WHOLE),
     (lambda path: (path / "model.safetensors").write_bytes(b""), NOT_WHOLE),
     (lambda path: (path / "model.safetensors").write_bytes(struct.pack("<Q", 3) + b"[1]"), NOT_WHOLE),
@@ -164,12 +164,12 @@ def test_weights_are_mapped_and_neither_drawn_nor_read_by_threads(model_of):
 
 def test_weights_that_are_not_those_of_the_config_are_named(copied, caplog):
     changed(copied, intermediate_size=32)
-    line = r"of another shape than its config says: model.layers.0.mlp.down_proj.weight is \[32, 64\], and should be \[32, 32\]"
+    line = r"whose shape differs from its config: model.layers.0.mlp.down_proj.weight is \[32, 64\], and should be \[32, 32\]"
     with pytest.raises(UsageError, match=line):
         hub_model.load(str(copied))
     changed(copied, intermediate_size=64, num_hidden_layers=3)
     hub_model.load(str(copied))
-    assert "9 have no place in the model that its config says, such as model.layers.3.input_layernorm.weight" in caplog.text
+    assert "9 have no place in the model of its config, such as model.layers.3.input_layernorm.weight" in caplog.text
 
 
 def test_weights_that_a_model_lacks_are_not_made_up(model_of, tmp_path):
@@ -209,7 +209,7 @@ def test_params_of_what_is_loaded_are_not_for_random_weights(data):
 def test_without_transformers_it_is_said_how_to_install_it(copied, tmp_path, monkeypatch):
     found = hub_directory.importlib.util.find_spec
     monkeypatch.setattr(hub_directory.importlib.util, "find_spec", lambda name: None if name == "transformers" else found(name))
-    with pytest.raises(UsageError, match=r"is loaded by the package transformers, which this Python has not; install it with: pip install"):
+    with pytest.raises(UsageError, match=r"is loaded by the package transformers, which this Python lacks; install it with: pip install"):
         submitted("name: job\nrecipe: causal-lm\nbackbone: ./here/llama\n", tmp_path)
     with pytest.raises(StokerError, match=r"pip install '\.\[llm\]'"):
         hub_model.load(str(copied))
@@ -219,7 +219,7 @@ def test_a_model_of_timm_needs_timm(copied, tmp_path, monkeypatch):
     (copied / "config.json").write_text(json.dumps({"architecture": "resnet10t", "pretrained_cfg": {"input_size": [3, 64, 64]}}))
     found = hub_directory.importlib.util.find_spec
     monkeypatch.setattr(hub_directory.importlib.util, "find_spec", lambda name: None if name == "timm" else found(name))
-    with pytest.raises(UsageError, match=r"job.yaml:3: backbone: .*/llama is a model of timm, which this Python has not; install timm"):
+    with pytest.raises(UsageError, match=r"job.yaml:3: backbone: .*/llama is a model of timm, which this Python lacks; install timm"):
         submitted("name: job\nrecipe: image-classifier\nbackbone: ./here/llama\nparams: {data: .}\n", tmp_path)
 
 

@@ -238,7 +238,7 @@ def test_who_has_trained_already_goes_on_alone_and_what_was_told_is_told_again(t
     trains(first, tmp_path / "a", stop=Stop(iterations=2))
     told.clear()
     assert trains(task("mails"), tmp_path / "a", lambda: task("news"))
-    assert begun(told) == [("cold", 2, 0)] and "had begun to train before" in told[0]["begun"]["why"]
+    assert begun(told) == [("cold", 2, 0)] and "has begun to train before" in told[0]["begun"]["why"]
     trains(task("mails"), tmp_path / "b", lambda: task("news"))
     told.clear()
     trains(task("mails"), tmp_path / "b", lambda: task("news"))

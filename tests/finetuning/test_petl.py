@@ -201,7 +201,7 @@ def spoilt(folder, what):
     ("what", "params", "line"),
     [
         ("cut", {}, r"has no adapter that can be read"),
-        ("no config", {}, r"has no adapter_config.json; give a directory that peft or Stoker wrote"),
+        ("no config", {}, r"has no adapter_config.json; give a directory written by peft or Stoker"),
         ({"peft_type": "LOHA"}, {}, r"is of the kind LOHA; Stoker tunes LORA, IA3, PROMPT_TUNING"),
         ({"init_lora_weights": "pissa"}, {}, r"changes the backbone's own weights \(pissa\); convert it to plain LoRA"),
         ({"r": 3}, {}, r"does not fit the backbone: "),

@@ -341,7 +341,7 @@ def test_a_runner_takes_nothing_that_is_damaged_and_asks_once_more(
     spoilt[:] = [1, 1]
     again = replace(wanted, mark="of the next lease")
     fetcher._asked[again] = 1e18
-    assert fetcher._fetch(again) == "it has come damaged, more than once"
+    assert fetcher._fetch(again) == "it arrived damaged, more than once"
     assert (wanted.target / "newer").exists()
 
 

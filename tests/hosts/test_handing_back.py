@@ -87,7 +87,7 @@ def test_handed_back_while_its_daemon_is_away_it_leaves_and_the_next_one_tells_h
             pilot.launch()
             until(lambda: "is adopted" in pilot.said() and "waiting for it" in pilot.said())
         assert pilot.stop() == 0
-        assert "no daemon has taken how 1 job ended" in pilot.said()
+        assert "no daemon has heard of the end of 1 job" in pilot.said()
         (run,) = RunDir.find(there.path)
         assert run.read("exit.json")["outcome"] == "stopped"
         daemon.start()

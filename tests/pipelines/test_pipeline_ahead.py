@@ -129,7 +129,7 @@ def test_threads_read_where_the_map_is_in_threads() -> None:
     ids=["a batch", "nothing", "a queue between", "threads for good", "processes of its own"],
 )
 def test_who_could_not_read_ahead_is_told_so(stages: list[Stage]) -> None:
-    with pytest.raises(UsageError, match=r"^stage 'read': along=True leaves reading to the processes of a Map behind it"):
+    with pytest.raises(UsageError, match=r"^stage 'read': along=True leaves reading to the processes of the next Map"):
         Pipeline(stages)
 
 

@@ -239,7 +239,7 @@ def test_a_collate_that_cannot_be_sent_is_done_here(caplog: pytest.LogCaptureFix
         assert not pipeline.observe().stages[2].along
     assert [value for items, _ in seen for value, _ in items] == list(range(SAMPLES))
     assert {by for _, by in seen} == {os.getpid()}
-    assert "stage 'batch': its function cannot be sent to processes, with what is done before it" in caplog.text
+    assert "stage 'batch': its function cannot be sent to the processes of the stage before" in caplog.text
 
 
 @pytest.mark.parametrize("option", ["processes", "along"])

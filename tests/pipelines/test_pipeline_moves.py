@@ -318,7 +318,7 @@ def test_what_gives_results_that_cannot_be_sent_goes_back_to_threads(function: A
         seen += [next(items) for _ in range(30)]
         udf = pipeline.observe().stages[1]
     assert (udf.processes, udf.movable) == (False, False)
-    assert "what the function returned cannot be sent from a worker process" in udf.stays
+    assert "the function's return value cannot be sent from a worker process" in udf.stays
     assert caplog.text.count("the stage stays in threads") == 1
     if function is returns_a_lambda:
         assert [value() for value in seen] == list(range(len(seen)))
@@ -430,7 +430,7 @@ def test_threads_asked_for_where_there_are_threads_are_no_error() -> None:
 def test_what_says_itself_who_works_is_not_moved(stages: list[Any], name: str) -> None:
     with nothing_left(), Pipeline(stages) as pipeline:
         assert name not in pipeline.processes
-        with pytest.raises(UsageError, match=f"stage '{name}': it says itself what its workers are"):
+        with pytest.raises(UsageError, match=f"stage '{name}': its 'processes' option fixes the kind of its workers"):
             pipeline.prepare(name)
 
 
@@ -553,5 +553,5 @@ def test_data_that_have_outgrown_the_memory_for_them_are_read_in_threads_again(c
         assert os.getpid() not in {pid for _, pid in pipeline}
         data.words = [f"{index:01000}" for index in range(40)]
         assert list(pipeline) == [(word, os.getpid()) for word in data.words]
-        assert "'read': a copy of its function's data has come to take more memory" in pipeline.observe().stages[0].stays
+        assert "'read': a copy of its function's data has grown beyond the memory" in pipeline.observe().stages[0].stays
     assert "it goes on in threads" in caplog.text

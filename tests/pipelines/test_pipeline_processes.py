@@ -100,7 +100,7 @@ def test_an_error_that_cannot_be_sent_comes_in_words() -> None:
 
 
 def test_a_result_that_cannot_be_sent() -> None:
-    with nothing_left(), pytest.raises(TypeError, match=r"what the function returned cannot be sent from a worker process: .*lock"):
+    with nothing_left(), pytest.raises(TypeError, match=r"the function's return value cannot be sent from a worker process: .*lock"):
         list(mapped(returns_a_lock))
 
 

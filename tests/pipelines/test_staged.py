@@ -377,7 +377,7 @@ class Peculiar(DataLoader[Any]):
     ("make", "options", "message"),
     [
         (lambda: [1, 2, 3], {}, "list is neither a Pipeline nor a DataLoader"),
-        (lambda: Peculiar(Squares(3)), {}, "Peculiar iterates in a way of its own"),
+        (lambda: Peculiar(Squares(3)), {}, "Peculiar has an iteration of its own"),
         (lambda: DataLoader(Squares(9), num_workers=1, worker_init_fn=begin_worker), {"processes": False}, "processes: worker_init_fn"),
     ],
     ids=["list", "subclass", "init-in-threads"],

@@ -110,7 +110,7 @@ def test_a_text_is_tokenised_when_it_is_first_used(tmp_path, mails, caplog):
     assert trainer.run()
     llm, read = load_llm("tiny"), trainer.task.train
     assert read.read == 8 and caplog.text.count("there are texts of more than 8 tokens, which are cut there (max_tokens)") == 2
-    assert "8 of the 8 texts that were tuned on were cut (max_tokens)" in caplog.text  # the other line is of what is held out
+    assert "8 of the 8 training texts were cut (max_tokens)" in caplog.text  # the other line is of the held-out texts
     whole = load_samples(llm, str(mails), max_tokens=100).train
     assert [read[row] for row in range(len(read))] == [
         (whole[row][0][:8] + llm.ids("\nAnswer:"), whole[row][1]) for row in range(len(whole))

@@ -173,8 +173,8 @@ def test_percentiles_are_of_the_nearest_rank():
     [
         (lambda model, requests: [], "the task's answer() must return a list of 1 answers, not 0"),
         (lambda model, requests: "text", "the task's answer() must return a list of 1 answers, not str"),
-        (lambda model, requests: [torch.ones(1)], "the task's answer() returned what JSON cannot say: Object of type Tensor"),
-        (lambda model, requests: [float("nan")], "the task's answer() returned what JSON cannot say: Out of range float"),
+        (lambda model, requests: [torch.ones(1)], "the task's answer() returned a value that JSON cannot hold: Object of type Tensor"),
+        (lambda model, requests: [float("nan")], "the task's answer() returned a value that JSON cannot hold: Out of range float"),
     ],
 )  # fmt: skip
 def test_what_is_no_answer_is_told(serve, answer, error):
@@ -259,12 +259,12 @@ def test_beyond_the_queue_requests_are_refused_and_counted(serve, monkeypatch):
 @pytest.mark.parametrize(
     ("line", "error"),
     [
-        (b"hello", "and it is no JSON: Expecting value: line 1 column 1 (char 0)"),
-        (b"[" * 100_000, "and it is no object with a list 'requests'"),
-        (b"{}", "and it is no object with a list 'requests'"),
-        (b'{"requests": []}', "and requests is no list with one or more of them"),
-        (b'{"requests": "a text"}', "and requests is no list with one or more of them"),
-        (b"\xff\xfe", "and it is no JSON: "),
+        (b"hello", "but it is no JSON: Expecting value: line 1 column 1 (char 0)"),
+        (b"[" * 100_000, "but it is no object with a list 'requests'"),
+        (b"{}", "but it is no object with a list 'requests'"),
+        (b'{"requests": []}', "but requests is no list with one or more of them"),
+        (b'{"requests": "a text"}', "but requests is no list with one or more of them"),
+        (b"\xff\xfe", "but it is no JSON: "),
         (b'{"requests": ["' + b"a" * (1 << 20) + b'"]}', "a request is larger than 1 MiB; send less at once"),
     ],
 )

@@ -97,7 +97,7 @@ def test_a_job_that_is_done_at_once_still_leaves_a_checkpoint(tmp_path):
     ("given", "words"),
     [
         ({"width": 4}, r"step-0000000006 is of another model: body\.0\.weight is 8 x 4, here 4 x 4, .* and 3 more"),
-        ({"own": ("body", "head")}, "holds nothing but what this task calls its own \\(body, head\\)"),
+        ({"own": ("body", "head")}, "holds only this task's own weights \\(body, head\\)"),
         ({"own": "head"}, r"the task's own is the text 'head'; give a list of names, such as \['head'\]"),
     ],
 )

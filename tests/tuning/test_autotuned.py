@@ -445,7 +445,7 @@ def test_the_state_goes_on_with_the_values_that_were_found() -> None:
         ({"interval": 0.0}, "interval: 0.0 is not a time above 0 s"),
         ({"interval": float("nan")}, "interval: nan is not a time above 0 s"),
         ({"controller": "rat"}, "did you mean 'rate'"),
-        ({"processes": True}, "processes: the stages of a Pipeline say it themselves"),
+        ({"processes": True}, "processes: give it to the stages of the Pipeline"),
         ({"memory": 0}, "memory: 0 bytes"),
     ],
     ids=["knob", "interval", "nan", "controller", "processes", "memory"],

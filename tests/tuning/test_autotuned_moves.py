@@ -133,7 +133,7 @@ def test_who_goes_on_asks_the_guard_for_its_processes(caplog: pytest.LogCaptureF
 def test_a_limit_for_a_batch_reaches_the_stages() -> None:
     with autotuned(loader(Squares()), limit=7.0) as tuned:
         assert [getattr(stage, "limit", None) for stage in tuned.pipeline.stages] == [7.0, 7.0, None]
-    with pytest.raises(UsageError, match=r"limit: the stages of a Pipeline say it themselves: Map\(function, limit=7.0\)"):
+    with pytest.raises(UsageError, match=r"limit: give it to the stages of the Pipeline: Map\(function, limit=7.0\)"):
         autotuned(Pipeline([Source(range(3))]), limit=7.0)
 
 

@@ -112,5 +112,5 @@ def test_an_order_that_cannot_be_drawn_again_is_refused() -> None:
     state["pipeline"]["order"]["first"] = "[[99, 98, 97]]"
     with autotuned(DataLoader(DATA, batch_size=3, sampler=Drawn(random.SystemRandom().shuffle))) as other:  # type: ignore[arg-type]
         other.load_state_dict(state)
-        with pytest.raises(UsageError, match="Drawn draws another order than the one that was left"):
+        with pytest.raises(UsageError, match="Drawn draws another order than before the stop"):
             iter(other)

@@ -34,8 +34,6 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 COMMAND = re.compile(r"(?<!from )\bstoker (?:--(?:home|url) \S+ )*([a-z][a-z-]*)((?: [a-z][a-z-]*)?)")
 
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-
 
 def fences(page: Path, *languages: str) -> list[str]:
     return [body for language, body in FENCE.findall(page.read_text()) if language in languages]
@@ -90,22 +88,22 @@ def test_make_has_the_targets_that_pages_name() -> None:
     assert {"demo", "test"} <= named <= targets
 
 
-@each_page
-def test_files_that_are_named_are_there(page: Path) -> None:
+def test_files_that_are_named_are_there() -> None:
     places = "engine|policies|runners|sql|migrations|benchmarks|tests|examples"
-    named = re.findall(rf"`((?:{places})/[\w./-]+\.(?:py|sql|md|yaml|toml))`", page.read_text())
-    assert [path for path in named if not (ROOT / path).is_file()] == []
+    names = re.compile(rf"`((?:{places})/[\w./-]+\.(?:py|sql|md|yaml|toml))`")
+    assert [(page.name, path) for page in PAGES for path in names.findall(page.read_text()) if not (ROOT / path).is_file()] == []
 
 
-@each_page
-def test_relative_links_lead_somewhere(page: Path) -> None:
-    for link in LINK.findall(FENCE.sub("", page.read_text())):
-        if "://" in link or link.startswith("mailto:"):
-            continue
-        path, _, anchor = link.partition("#")
-        target = (page.parent / path) if path else page
-        assert target.exists(), link
-        assert not anchor or anchor in anchors(target), link
+def leads_somewhere(page: Path, link: str) -> bool:
+    path, _, anchor = link.partition("#")
+    target = (page.parent / path) if path else page
+    return target.exists() and (not anchor or anchor in anchors(target))
+
+
+def test_relative_links_lead_somewhere() -> None:
+    links = [(page, link) for page in PAGES for link in LINK.findall(FENCE.sub("", page.read_text()))]
+    relative = [(page, link) for page, link in links if "://" not in link and not link.startswith("mailto:")]
+    assert [(page.name, link) for page, link in relative if not leads_somewhere(page, link)] == []
 
 
 def test_the_index_lists_every_page() -> None:
@@ -146,10 +144,9 @@ def test_files_that_name_a_chapter_stand_in_from_paper_to_file() -> None:
             assert (ROOT / room / name.rpartition("/")[2]).is_file(), name
 
 
-@each_page
-def test_no_page_has_paths_of_the_machine_it_was_written_on(page: Path) -> None:
-    for path in (ROOT, Path.home()):
-        assert len(path.parts) == 1 or f"{path}/" not in page.read_text()
+def test_no_page_has_paths_of_the_machine_it_was_written_on() -> None:
+    places = [path for path in (ROOT, Path.home()) if len(path.parts) > 1]
+    assert [(page.name, path) for page in PAGES for path in places if f"{path}/" in page.read_text()] == []
 
 
 # -- commands ------------------------------------------------------------------------------------------------------------
@@ -159,13 +156,18 @@ def command_of(name: str) -> click.Command | None:
     return cli.get_command(click.Context(cli, info_name="stoker"), name)
 
 
-@each_page
-def test_commands_exist(page: Path) -> None:
-    for name, rest in COMMAND.findall(code(page)):
-        command = command_of(name)
-        assert command is not None, f"stoker {name}"
-        if isinstance(command, click.Group) and rest:
-            assert rest.strip() in command.list_commands(click.Context(command)), f"stoker {name}{rest}"
+def is_there(name: str, rest: str) -> bool:
+    """Whether there is such a command, and such a one in it where it is a group."""
+    command = command_of(name)
+    if isinstance(command, click.Group) and rest:
+        return rest.strip() in command.list_commands(click.Context(command))
+    return command is not None
+
+
+def test_commands_exist() -> None:
+    named = [(page.name, *found) for page in PAGES for found in COMMAND.findall(code(page))]
+    assert len(named) > 100
+    assert [(page, f"stoker {name}{rest}") for page, name, rest in named if not is_there(name, rest)] == []
 
 
 def command_lines(page: Path) -> Iterator[list[str]]:
@@ -177,20 +179,25 @@ def command_lines(page: Path) -> Iterator[list[str]]:
                 yield shlex.split(found[1], comments=True)
 
 
-@each_page
-def test_options_exist(page: Path) -> None:
-    for line in command_lines(page):
-        command = command_of(line[0].rstrip(","))
-        assert command is not None, line
-        for word in line[1:]:
-            if isinstance(command, click.Group):
-                command = command.get_command(click.Context(command), word)
-                assert command is not None, line
-        known = {name for parameter in command.params for name in parameter.opts + parameter.secondary_opts} | {"--help"}
-        if command.context_settings.get("ignore_unknown_options"):
-            continue  # it hands them on
-        own = line[: line.index("--")] if "--" in line else line
-        assert {word.partition("=")[0] for word in own if word.startswith("--")} <= known, line
+def unknown(line: list[str]) -> set[str]:
+    """Commands and options of a line that are not there."""
+    command = command_of(line[0].rstrip(","))
+    for word in line[1:]:
+        if isinstance(command, click.Group):
+            command = command.get_command(click.Context(command), word)
+    if command is None:
+        return set(line[:2])
+    if command.context_settings.get("ignore_unknown_options"):
+        return set()  # it hands them on
+    known = {name for parameter in command.params for name in parameter.opts + parameter.secondary_opts} | {"--help"}
+    own = line[: line.index("--")] if "--" in line else line
+    return {word.partition("=")[0] for word in own if word.startswith("--")} - known
+
+
+def test_options_exist() -> None:
+    lines = [(page.name, line) for page in PAGES for line in command_lines(page)]
+    assert len(lines) > 100
+    assert [(page, line, wrong) for page, line in lines if (wrong := unknown(line))] == []
 
 
 def test_exit_codes_are_listed() -> None:
@@ -293,7 +300,8 @@ def test_every_hook_event_is_documented() -> None:
     assert words(row[2]) == list(HOOK_EVENTS)
 
 
-@each_page
-def test_configuration_examples_are_accepted(page: Path) -> None:
-    for block in fences(page, "toml"):
-        assert msgspec.toml.decode(block.encode(), type=Config) != Config()
+def test_configuration_examples_are_accepted() -> None:
+    blocks = [block for page in PAGES for block in fences(page, "toml")]
+    assert blocks
+    for block in blocks:
+        assert msgspec.toml.decode(block.encode(), type=Config) != Config(), block

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ...spec.model import JobSpec
 
 
-class Accumulate(click.ParamType):  # type: ignore[type-arg] - not generic before click 8.4
+class Accumulate(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.4
     """A number of micro-batches, or auto."""
 
     name = "accumulate"

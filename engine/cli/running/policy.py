@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 
-class PolicyName(click.ParamType):  # type: ignore[type-arg] - not generic before click 8.4
+class PolicyName(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.4
     name = "policy"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

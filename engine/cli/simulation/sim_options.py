@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Duration(click.ParamType):  # type: ignore[type-arg] - not generic before click 8.4
+class Duration(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.4
     """Seconds, or a duration such as 10m."""
 
     name = "duration"

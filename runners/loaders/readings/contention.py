@@ -1,11 +1,11 @@
-"""Contention for the interpreter's lock: measures, some twenty times a second, how long it takes to get it, and where threads wait.
+"""Contention for the interpreter's lock: measures the time to get it, and the places where threads wait, some twenty times a second.
 
-The kernel cannot tell waiting for that lock from a sleep, so the meters of workers count it as waiting. Two things tell them apart.
-A thread that has slept has to take the lock; where that takes longer than waking up does, somebody held it. And a thread that waits for
-a lock is in the system call futex, one that waits for a disk or a network is in another, as /proc says of each thread.
+The kernel cannot tell a wait for that lock from a sleep, so the meters of workers count it as waiting. Two signs tell them apart.
+A thread that has slept has to take the lock; if that takes longer than waking up, another thread held it. And a thread that waits for
+a lock is in the system call futex, one that waits for a disk or a network in another, as /proc shows for each thread.
 
-Whoever looks holds the lock, so a thread that computes in Python is seen waiting for it. The looks therefore only divide the waiting that
-the meters have found, and that division is wrong by no more than the thread's CPU time.
+The observer holds the lock, so it sees a thread that computes in Python as waiting. Its samples therefore only divide the waiting time
+of the meters, and that division is wrong by no more than the thread's CPU time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .meters import RunDelay
 
 _EVERY = 0.05  #: seconds between two looks
 _AWAKE = 0.3e-3  #: seconds that waking up may take: 0.16 ms with nobody else awake
-_CROWDED = 1e-3  #: seconds that a thread which has woken is ready and has no core, where all are busy
+_CROWDED = 1e-3  #: seconds for which a woken thread is ready without a core, if all cores are busy
 _LOOKED_AT = 2  #: threads of a stage, at random, in one look
 _FUTEX = {"x86_64": "202", "aarch64": "98"}.get(platform.machine(), "")  #: number of the system call
 _TASKS = Path("/proc/self/task")
@@ -37,9 +37,9 @@ class Looks(NamedTuple):
     looks: int = 0
     held: int = 0  #: of the looks, those that had to wait for the interpreter's lock
     crowded: int = 0  #: of the looks, those that had to wait for a core
-    locked: Mapping[int, int] = {}  #: by stage, threads that were seen waiting for a lock
+    locked: Mapping[int, int] = {}  #: by stage, threads seen waiting for a lock
     waiting: Mapping[int, int] = {}  #: the same, for anything
-    cpu: float = 0.0  #: seconds of processor time that looking took
+    cpu: float = 0.0  #: seconds of CPU time of the looks
 
     def since(self, before: Looks) -> Looks:
         return Looks(
@@ -52,11 +52,11 @@ class Looks(NamedTuple):
         )
 
     def share(self, found: int) -> float:
-        """Of the time, by the looks that found it so."""
+        """Share of the time, by the ``found`` of all looks."""
         return found / self.looks if self.looks else 0.0
 
     def locked_share(self, stage: int) -> float:
-        """Of the waiting of a stage's threads, what was for a lock; 0 where none was seen waiting."""
+        """Share of the waits of a stage's threads that were for a lock; 0 if none was seen waiting."""
         waiting = self.waiting.get(stage, 0)
         return self.locked.get(stage, 0) / waiting if waiting else 0.0
 
@@ -72,7 +72,7 @@ class Contention:
         self._thread = threading.Thread(target=self._run, name="stoker-lock", daemon=True)
 
     def start(self) -> None:
-        """Where the limit of threads is reached, nothing is seen."""
+        """If the limit of threads is reached, it stays idle and sees nothing."""
         with contextlib.suppress(RuntimeError):
             self._thread.start()
 
@@ -103,7 +103,7 @@ class Contention:
 
 
 def waits_in(thread: int) -> str:
-    """Number of the system call that a thread of this process is in; "" where it runs, has ended, or that is not to be seen."""
+    """Number of the system call that a thread of this process is in; "" if it runs, has ended, or cannot be seen."""
     try:
         file = os.open(_TASKS / str(thread) / "syscall", os.O_RDONLY | os.O_CLOEXEC)
         try:

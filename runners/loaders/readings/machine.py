@@ -1,4 +1,4 @@
-"""The machine as far as this process and its workers may use it, and how much of it they use (003 Table 2)."""
+"""The cores and memory that this process and its workers may use, and their use (003 Table 2)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ...worker import cgroups, cores, script
 _CGROUPS = cgroups.MOUNT
 _PROC = Path("/proc")
 _UNLIMITED = 1 << 60  #: cgroup v1 says "no limit" with a number near 2^63
-_STEPS = 16  #: others' memory counts in sixteenths of the host's, so that each of their pages is not a resize of our machine
+_STEPS = 16  #: memory of other processes counts in sixteenths of the host's, so that small changes do not resize our machine
 _COPY = 32 << 20  #: bytes copied to measure the bandwidth: more than most caches hold
 
 
 def cpus() -> float:
-    """Cores that may be kept busy: the least of affinity, the cgroup's quota, and those that the runner gives this job.
+    """Cores that may be kept busy: the least of affinity, the cgroup's quota, and the runner's part for this job.
 
-    Outside a job the ranks on the node (LOCAL_WORLD_SIZE) have equal parts of what their launcher may use; a rank that was pinned to
-    fewer cores has those.
+    Outside a job the ranks on the node (LOCAL_WORLD_SIZE) have equal parts of their launcher's cores; a rank pinned to fewer cores
+    has those.
     """
     given = script.given_cores()
     allowed = cores.usable()
@@ -33,7 +33,7 @@ def cpus() -> float:
 
 
 def idle() -> float:
-    """Seconds that the cores of our affinity together have had nothing to do since the machine started; nan: not to be seen."""
+    """Idle seconds of the cores of our affinity, summed since the machine started; nan: cannot be seen."""
     try:
         rows = [line.split() for line in (_PROC / "stat").read_text().splitlines() if line.startswith("cpu")]
         ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
@@ -43,10 +43,10 @@ def idle() -> float:
 
 
 def part() -> float:
-    """Of the memory, what counts as this process's own: its part of the job's ranks on the node, and of the node's jobs.
+    """Share of the memory that counts as this process's own: its part among the job's ranks on the node, and among the node's jobs.
 
-    A job's part is that of the node's cores, where the runner gives one. No two ranks, and no two jobs, then take the same free
-    memory for their own in the same moment.
+    A job's part is its part of the node's cores, if the runner gives one. So no two ranks, and no two jobs, count the same free
+    memory as their own.
     """
     given = script.given_cores()  # of this rank already
     return min(1.0 / _ranks(), math.inf if given is None else given / cores.usable())
@@ -55,12 +55,12 @@ def part() -> float:
 def memory() -> tuple[int, int]:
     """Bytes in use, and bytes that may be used.
 
-    Under a memory limit both are the cgroup's, without file cache that the kernel would give back. Without one, use is that of this
+    Under a memory limit both are the cgroup's, without file cache that the kernel can reclaim. Without one, use is that of this
     process and its descendants (proportional set size: shared pages count once), and what may be used is the host's memory less what
     others hold.
 
-    Where the memory is shared (`part`), use is that of this process and its descendants in both cases, and what may be used is the
-    part of the whole, or what is in use and the part of what is free, whichever is less.
+    If the memory is shared (`part`), use is that of this process and its descendants in both cases. Then the bytes that may be used
+    are the part of the whole, or those in use and the part of the free ones, whichever is less.
     """
     limit, group = _limit(_CGROUPS, _PROC / "self" / "cgroup")
     whole, free = _host(_PROC / "meminfo")
@@ -90,7 +90,7 @@ def tree_bytes() -> int:
 
 @cache
 def clock() -> float:
-    """GHz of a core at its fastest, as the kernel says; 0 where it does not."""
+    """GHz of a core at its fastest, from the kernel; 0: not known."""
     try:
         return int(Path("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq").read_text()) / 1e6
     except (OSError, ValueError):
@@ -104,7 +104,7 @@ def clock() -> float:
 
 @cache
 def bandwidth() -> float:
-    """MB/s that one core reads and writes in a large copy, the best of three; measured at the first call, in some 50 ms."""
+    """MB/s read and written by one core in a large copy, the best of three; measured at the first call, in some 50 ms."""
     source, target = memoryview(bytearray(_COPY)), memoryview(bytearray(_COPY))
     best = float("inf")
     for _ in range(3):
@@ -131,7 +131,7 @@ class _Tree:
 
 
 class _Others:
-    """Memory that is not ours to use, in steps: it moves when it is a whole step off. ``part`` of what is free is ours."""
+    """Memory of other processes, in steps: it changes once it is a whole step off. ``part`` of the free memory is ours."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -158,7 +158,7 @@ def _ranks() -> int:
 
 
 def _launchers_cores() -> int:
-    """In the affinity of the process that started this one, where it is the wider one: a rank alone may have been pinned."""
+    """Cores in the affinity of the parent process, if that is wider: a rank alone may have been pinned."""
     own = len(os.sched_getaffinity(0))
     try:
         return max(own, len(os.sched_getaffinity(os.getppid())))
@@ -205,14 +205,14 @@ def _field(file: Path, name: str) -> int:
 
 
 def _host(meminfo: Path) -> tuple[int, int]:
-    """Bytes of the host, and those that could be had without swapping."""
+    """Bytes of the host, and those available without swapping."""
     lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
     total = int(lines["MemTotal"].split()[0]) << 10
     return total, int(lines.get("MemAvailable", lines["MemFree"]).split()[0]) << 10
 
 
 def _pss(process: Path) -> int:
-    """Of one process; its resident set where the kernel or its owner does not let us see more; 0 when it is gone."""
+    """Of one process; its resident set if more is not readable; 0 if it is gone."""
     try:
         return next(int(line.split()[1]) << 10 for line in (process / "smaps_rollup").read_text().splitlines() if line.startswith("Pss:"))
     except (OSError, StopIteration):

@@ -22,13 +22,13 @@ class Totals(NamedTuple):
     """Since a worker began, or summed over workers. Times in seconds."""
 
     items: int = 0
-    cpu: float = 0.0  #: of everything that it did, the queues included
+    cpu: float = 0.0  #: of all its work, the queues included
     wait: float = 0.0  #: inside the function, neither CPU time nor waiting for a core
     bytes: int = 0
     starved: float = 0.0
     working: float = 0.0
     blocked: float = 0.0
-    elsewhere: float = 0.0  #: of `cpu`, what other processes spent
+    elsewhere: float = 0.0  #: the part of `cpu` that other processes spent
 
     def __add__(self, other: tuple[Any, ...]) -> Totals:
         return Totals._make(mine + yours for mine, yours in zip(self, other, strict=True))
@@ -45,9 +45,9 @@ class Spent(NamedTuple):
 
 
 class RunDelay:
-    """Seconds that the calling thread was ready to run and had no core, from Linux's schedstat; always 0 where there is none.
+    """Seconds for which the calling thread was ready to run and had no core, from Linux's schedstat; always 0 without that.
 
-    It is what separates a function that waits for a disk from one that waits for its turn on a full machine.
+    It tells a function that waits for a disk from one that waits for its turn on a full machine.
     Waiting for Python's interpreter lock looks like any other wait: the kernel cannot tell it from a sleep.
     """
 
@@ -69,7 +69,7 @@ class RunDelay:
 
 
 class Stopwatch:
-    """Times calls in the thread that made it. ``cpu_clock``: thread_time, or process_time where a process is one worker."""
+    """Times calls in the thread that made it. ``cpu_clock``: thread_time, or process_time if a process is one worker."""
 
     _NOTICEABLE = 20e-6  #: seconds; a wait below this is not worth reading the run delay again
 
@@ -91,9 +91,9 @@ class Stopwatch:
 
 
 class BusyClock:
-    """How long the consumer is busy with what it was given, less the time that it was ready and had no core.
+    """The consumer's time for each delivery, less the time for which it was ready and had no core.
 
-    What it would take if the pipeline's own workers, as they start for one, did not keep it from its core.
+    That is its time if the pipeline's own workers, for example as they start, did not take its core.
     """
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class BusyClock:
 
 
 class Meter:
-    """One worker's. It alone writes; anybody reads. Each write replaces a whole tuple, so a reader sees one moment of it."""
+    """The meter of one worker. It alone writes; any thread reads. Each write replaces a whole tuple, so a reader sees one moment."""
 
     __slots__ = ("_born", "_done", "_phases", "at", "thread")
 
@@ -130,7 +130,7 @@ class Meter:
         self._born = time.thread_time()
         self._done: tuple[int, float, float, int, float] = (0, 0.0, 0.0, 0, 0.0)
         self._phases: tuple[float, float, float, WorkPhase, float] = (0.0, 0.0, 0.0, WorkPhase.STARVED, time.perf_counter())
-        self.at: Callable[[], At] | None = None  #: what it works on
+        self.at: Callable[[], At] | None = None  #: the item at work
 
     def enter(self, phase: WorkPhase) -> None:
         now = time.perf_counter()
@@ -144,13 +144,13 @@ class Meter:
         self._phases = (starved, working, blocked, phase, now)
 
     def finished(self, size: int, wait: float, cpu_elsewhere: float, items: int = 1) -> None:
-        """Items are through, of this size together. ``cpu_elsewhere``: CPU time that another process spent on them."""
+        """Items are done, of this size together. ``cpu_elsewhere``: CPU time that another process spent on them."""
         before, _, waited, passed, elsewhere = self._done
         elsewhere += cpu_elsewhere
         self._done = (before + items, time.thread_time() - self._born + elsewhere, waited + wait, passed + size, elsewhere)
 
     def read(self, now: float) -> Totals:
-        """Up to ``now``: the phase that goes on counts as far as it has come."""
+        """The totals up to ``now``, the part of the current phase included."""
         starved, working, blocked, phase, since = self._phases
         phases = [starved, working, blocked]
         phases[phase] += max(0.0, now - since)

@@ -8,21 +8,21 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
-QUEUED_ITEM_BYTES = 352  #: bytes of what a queue holds of an item besides it: Item, positions, numbers, an entry of a dictionary
-_TENSOR = 512  #: of a tensor with its storage, besides its elements, as a process is seen to grow
+QUEUED_ITEM_BYTES = 352  #: bytes of a queue's own objects for an item: Item, positions, numbers, an entry of a dictionary
+_TENSOR = 512  #: of a tensor with its storage, without its elements, by the measured growth of a process
 _ARRAY = 112  #: of an ndarray
-_LOOK = 16  #: elements of a long container that are looked at
+_LOOK = 16  #: elements of a long container that are visited
 _DEPTH = 6  #: of nested containers
-_VISITS = 1000  #: objects of an item that are looked at: of a graph each one leads to all others
+_VISITS = 1000  #: objects of an item that are visited at most: in a graph each one leads to all others
 _VIEW_ALONE = 3  #: references to the base of an array: its view's, a name's, and the call's
 _COO = ("_indices", "_values")
 _COMPRESSED = ("crow_indices", "col_indices", "ccol_indices", "row_indices", "values")
 
 
 def nbytes(item: Any) -> int:
-    """Bytes of an item. Of a container longer than 32 elements, 16 spread over it stand for all; what is there twice counts once.
+    """Bytes of an item. In a container longer than 32 elements, 16 spread over it stand for all; an object there twice counts once.
 
-    A view counts its own elements, or its whole base where nobody else holds that, since the view then keeps it in memory.
+    A view counts its own elements, or its whole base if it alone keeps that in memory.
     """
     return _Count().of(item, _DEPTH)
 
@@ -31,7 +31,7 @@ class _Count:
     """Of one item."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, Any] = {}  # holds what it has seen, or the id would be given to another object
+        self._seen: dict[int, Any] = {}  # holds the objects, or their ids would be given to others
 
     def of(self, item: Any, depth: int) -> int:
         if item is None or isinstance(item, bool):  # there is one of each
@@ -40,7 +40,7 @@ class _Count:
             return 0
         if len(self._seen) >= _VISITS:
             return sys.getsizeof(item, 64)
-        if depth <= 0:  # not seen yet: it may be met again on a shorter way
+        if depth <= 0:  # not marked as seen: it may be met again on a shorter way
             return sys.getsizeof(item, 64)
         self._seen[id(item)] = item
         if isinstance(item, int | float | bytes | bytearray | str):
@@ -56,12 +56,12 @@ class _Count:
         if len(elements) <= 2 * _LOOK:
             return sum(self.of(element, depth - 1) for element in elements)
         first, *others = elements[:: len(elements) // _LOOK]
-        # What all refer to is counted with the first, and must not be multiplied.
+        # An object that all refer to is counted with the first, and must not be multiplied.
         own = self.of(first, depth - 1)
         return own + sum(self.of(element, depth - 1) for element in others) * (len(elements) - 1) // len(others)
 
     def _object(self, item: Any, depth: int) -> int:
-        """Of an image by its area, of any other object by its attributes."""
+        """Bytes of an image by its area, of any other object by its attributes."""
         bands, area = getattr(item, "getbands", None), getattr(item, "size", None)
         if callable(bands) and isinstance(area, tuple) and len(area) == 2:  # PIL keeps four bytes a pixel for three bands
             return sys.getsizeof(item, 64) + int(area[0]) * int(area[1]) * (1 if len(bands()) == 1 else 4)
@@ -71,7 +71,7 @@ class _Count:
 
 
 def _array(item: Any) -> int | None:
-    """Of an ndarray, a memoryview, or a tensor of the torch that is installed; None of what is none of them."""
+    """Bytes of an ndarray, a memoryview, or a tensor of the installed torch; None for any other object."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if torch is not None and isinstance(item, torch.Tensor):
         return _TENSOR + max(_dense(item), _kept(item))
@@ -98,7 +98,7 @@ def _parts(tensor: Any, names: tuple[str, ...]) -> Iterator[Any]:
 
 
 def _kept(tensor: Any) -> int:
-    """Of the storage that a view keeps in memory alone."""
+    """Bytes of the storage that a view alone keeps in memory."""
     base = tensor._base
     if base is None or sys.getrefcount(base) > _alone():
         return 0

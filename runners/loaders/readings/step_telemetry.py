@@ -1,9 +1,9 @@
-"""A tuner's steps as rows of the table `pipelines`: what it saw, what it set, and why.
+"""A tuner's steps as rows of the table `pipelines`: its measurements, its settings, and its reasons.
 
-A tuner may step several times a second for weeks, and what it says must stay worth reading. So at most one step a second is
-told, and where nothing changes one in ten seconds. The change of a stage is the one since the step that was told before: the
-changes always add up to the values. Of a pipeline that delivers nothing one step is told, then none until it delivers again:
-a job whose training hangs must fall silent, by which the runner finds it (`hang_after`).
+A tuner may step several times a second for weeks, so only some steps are reported: at most one a second, and one in ten seconds
+while nothing changes. The change of a stage counts from the last reported step, so the changes always add up to the values. A
+pipeline that delivers nothing reports one step, then none until it delivers again: a job whose training hangs must fall silent,
+as that is how the runner finds it (`hang_after`).
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from typing import Any
 from ...worker import script
 from ..tuning.controller import Decision, Observation, StageReading, Unit, Values, reward
 
-LEAST_PAUSE = 1.0  #: seconds between two steps that are told
+LEAST_PAUSE = 1.0  #: seconds between two reported steps
 QUIET_PAUSE = 10.0  #: the same where nothing changed
 _WORDS = 1000  #: characters of a reason
 
 
 @dataclass(slots=True)
 class Journal:
-    """The steps of one pipeline, thinned. ``clock``: monotonic seconds; ``tell`` takes the fields of `protocol.Pipeline`."""
+    """Reports some steps of one pipeline. ``clock``: monotonic seconds; ``tell`` takes the fields of `protocol.Pipeline`."""
 
     name: str
     tell: Callable[[Mapping[str, Any]], None] = script.report_pipeline
     clock: Callable[[], float] = time.monotonic
     _told_at: float = -float("inf")
-    _sized: tuple[tuple[str, Unit], ...] | None = None  #: knobs that were told last; None: nothing has been told
+    _sized: tuple[tuple[str, Unit], ...] | None = None  #: the last reported knobs; None: no report yet
     _values: Values = ()  #: of those knobs
-    _said: tuple[str, str, str] = ("", "", "")  #: controller, reason and refusal that were told last
+    _said: tuple[str, str, str] = ("", "", "")  #: the last reported controller, reason and refusal
     _stalled: bool = False
 
     def step(self, seen: Observation, controller: str, wanted: Decision, given: Values, refused: str) -> None:
@@ -81,8 +81,8 @@ _journals: dict[str, Journal] = {}
 def report(seen: Observation, controller: str, wanted: Decision, given: Values, refused: str, *, name: str = "pipeline") -> None:
     """Tell Stoker of one step of a tuner; outside a job nothing happens.
 
-    ``given``: the values from now on, one a knob; ``refused``: what the guard did not allow, and why, empty when it allowed
-    all. ``name`` tells several pipelines of one process apart.
+    ``given``: the values from now on, one a knob; ``refused``: the guard's refusals and reasons, empty if it allowed all.
+    ``name`` tells several pipelines of one process apart.
     """
     journal = _journals.setdefault(name, Journal(name))
     journal.step(seen, controller, wanted, given, refused)

@@ -17,7 +17,7 @@ from . import machine
 from .contention import Looks
 from .meters import Totals
 
-_LEAVES = 0.1  #: share of the cores that is noise
+_LEAVES = 0.1  #: share of the cores below which a difference is noise
 
 
 class _Consumer(NamedTuple):
@@ -26,7 +26,7 @@ class _Consumer(NamedTuple):
     items: int = 0
     samples: int = 0  #: items of the source in them
     waited: float = 0.0  #: seconds, for the pipeline
-    busy: float = 0.0  #: seconds, with what it was given
+    busy: float = 0.0  #: seconds, at work on the deliveries
     served: int = 0  #: items of the source of which `busy` is known
 
 
@@ -43,7 +43,7 @@ class _Moment(NamedTuple):
 
 @dataclass(frozen=True)
 class _Costs:
-    """Of an item of a stage, kept for windows in which nothing was finished."""
+    """Costs of a stage's item, kept for windows in which none was finished."""
 
     cpu: float = math.nan
     wait: float = math.nan
@@ -51,7 +51,7 @@ class _Costs:
 
 
 class Readings:
-    """Keeps what is known from pass to pass; told by the consumer's thread, asked by a tuner's.
+    """Measurements over all passes; the consumer's thread writes them, a tuner's reads them.
 
     The time between two passes is in no window. ``samples``: of an item of the source.
     """
@@ -59,16 +59,16 @@ class Readings:
     def __init__(self, stages: Sequence[Stage], kinds: Kinds, samples: int = 1) -> None:
         self._stages, self._kinds = stages, kinds
         self._samples = samples
-        self._lock = threading.Lock()  #: of what a pass that begins or ends changes, against a tuner that asks meanwhile
+        self._lock = threading.Lock()  #: for changes at a pass's begin or end, while a tuner may read
         self._made = time.perf_counter()
         self._consumer = _Consumer()
         self._earlier: dict[int, Totals] = {}  #: of passes before this one
         self._running: Pass | None = None
-        self._paused: float | None = self._made  #: since when no pass goes on
+        self._paused: float | None = self._made  #: the time since which no pass runs
         self._window = _Moment(self._made, {}, self._consumer, time.process_time(), machine.idle(), Looks())
         self._ended_at = self._window.process  #: CPU time of this process when the last pass ended
-        self.looked = 0.0  #: seconds of CPU time that looking at the interpreter's lock took in passes that have ended
-        self._observed = False  #: somebody wants to know
+        self.looked = 0.0  #: seconds of CPU time for watching the interpreter's lock in ended passes
+        self._observed = False  #: a tuner has asked
         self._costs = [_Costs() for _ in stages]
         self._demand = math.inf
         self._machine: tuple[float, int] | None = None
@@ -78,7 +78,7 @@ class Readings:
         self._consumer = seen._replace(items=seen.items + 1, samples=seen.samples + samples, waited=seen.waited + waited)
 
     def consumed(self, samples: int, seconds: float) -> None:
-        """The consumer asks for more so long after it was given the last item: its model's latency."""
+        """The consumer asks for more ``seconds`` after the last delivery: its model's latency."""
         seen = self._consumer
         self._consumer = seen._replace(busy=seen.busy + seconds, served=seen.served + samples)
 
@@ -143,7 +143,7 @@ class Readings:
         )
 
     def _look(self) -> None:
-        """Watch the interpreter's lock from now on, if anybody can do anything about it."""
+        """Watch the interpreter's lock from now on, if anything can be done about it."""
         running, kinds = self._running, self._kinds
         if not self._observed or running is None:
             return
@@ -171,13 +171,13 @@ class Readings:
         return tuple(readings)
 
     def _observe_demand(self, before: _Consumer, after: _Consumer) -> None:
-        """What it was, where the window shows nothing."""
+        """Keep the last known demand if the window shows none."""
         served, busy = after.served - before.served, after.busy - before.busy
         if served:
             self._demand = served / busy if busy > 0 else math.inf
 
     def _totals(self, now: float) -> dict[int, Totals]:
-        """Of each stage with workers, over all passes."""
+        """The totals of each stage with workers, over all passes."""
         totals = dict(self._earlier)
         if self._running is not None:
             for index, crew in self._running.crews.items():
@@ -216,7 +216,7 @@ class Readings:
         )
 
     def _queue(self, index: int, size: float) -> tuple[int, int, int]:
-        """Items and bytes that a stage and the queue behind it hold, and how many items they may; a Prefetch's queue is its own."""
+        """Items and bytes in a stage and the queue behind it, and the queue's limit in items; a Prefetch's queue is its own."""
         if self._running is None:
             return 0, 0, 0
         items, held = self._running.crews[index].kept()
@@ -258,9 +258,9 @@ def _items(stages: Sequence[Stage]) -> int:
 
 
 def _taken(cpus: float, ours: float, idle: float) -> float:
-    """Share of the cores which we leave that others keep busy. ``idle``: cores; nan: not known.
+    """Share of the cores that we do not use which others keep busy. ``idle``: cores; nan: not known.
 
-    How soon a thread has a core when it wakes up does not tell: it is let in before those that compute all the time.
+    The time until a woken thread has a core does not show it: the kernel lets it in before threads that compute all the time.
     """
     left = cpus - ours
     if left < _LEAVES * cpus or math.isnan(idle):

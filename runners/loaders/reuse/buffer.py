@@ -1,6 +1,6 @@
 """A shuffle buffer that counts references: each decoded sample is used exactly r times, and never twice in one batch (004 ch. 4.4.2).
 
-How a batch of B samples is chosen, with r uses a sample, and why:
+The choice of a batch of B samples, with r uses a sample, and its reasons:
 
 * *About B/r samples of a batch are first uses, the others were used before.* Then the decoder has the same work in every
   step, and the loss on first uses (the one that does not mislead) rests on the same number of samples in every step.
@@ -11,10 +11,10 @@ How a batch of B samples is chosen, with r uses a sample, and why:
   half: no short gaps, and batches of mixed ages.
 * *A sample is decoded in the batch that uses it first*, so that all of the buffer serves the gaps. Where the source is not
   in a random order (``shuffle_first``), 1/r of the buffer holds samples not yet used, and first uses are drawn from them.
-* *The rest can always be drained.* When a stream ends, U uses are left in the buffer; they fill ceil(U / B) batches, all but
+* *The remaining uses can always be drained.* A stream ends with U uses left in the buffer. They fill ceil(U / B) batches, all but
   the last one full, if and only if no sample has more uses left than there are batches left, and those with as many fit in
   the last one (Gale-Ryser, for equal columns and a short one). Before the end is known, enough is decoded that U >= r B after
-  each batch, from which this follows; after it, whatever has to be taken is taken first. A buffer of three batches or more
+  each batch, from which this follows; after it, samples that have to be taken are taken first. A buffer of three batches or more
   has the room for it; a smaller one may end with several short batches. Each sample has its r uses in any case.
 
 Memory is bounded in samples and in bytes at every moment: a sample is decoded only while the largest one seen so far would
@@ -40,7 +40,7 @@ _T = TypeVar("_T")
 
 
 class Decoded(Protocol):
-    """Where samples come from: the positions of one rank's stream, each decoded when it is taken."""
+    """The source of samples: the positions of one rank's stream, each decoded when it is taken."""
 
     def take(self) -> tuple[int, Any]:
         """The next position and its sample. Raises StopIteration at the end of a finite stream, and from then on."""
@@ -72,7 +72,7 @@ class _Counts(TypedDict):
 
 
 class BufferState(_Counts):
-    """What `ReuseBuffer.state_dict` returns: numbers, lists of numbers and strings, no samples."""
+    """The return of `ReuseBuffer.state_dict`: numbers, lists of numbers and strings, no samples."""
 
     repeat: int
     positions: list[int]
@@ -89,7 +89,7 @@ class _Parked(NamedTuple):
 
 
 class _Call:
-    """What one call of `next` has changed."""
+    """The changes of one call of `next`."""
 
     __slots__ = ("changes", "counts", "handed", "number", "unparked")
 
@@ -103,12 +103,12 @@ class _Call:
 class ReuseBuffer:
     """Batches in which each position of ``decoded`` occurs exactly ``repeat`` times, at most once a batch.
 
-    ``capacity_samples`` and ``capacity_bytes`` bound what is held between and within calls of `next`; what `next` has handed out
-    is the caller's. ``room``, if given, is called before a sample is decoded, with the bytes that what was handed out for the last
-    time may still hold so that all of it stays within ``capacity_bytes``; it may wait. ``identity`` says which positions are the same
-    sample of the data (of two passes over it): they do not meet in a batch either, except where the buffer holds too few different
-    ones. ``repeat=1`` is the stream itself, nothing is held. ``measure`` gives the bytes of a sample. One thread may call `next`, and
-    another meanwhile `state_before`, while a sample is decoded for ever; nothing else is thread-safe.
+    ``capacity_samples`` and ``capacity_bytes`` bound the held samples between and within calls of `next`, without those handed out.
+    ``room``, if given, is called before a sample is decoded, and may wait; its argument is the bytes that samples handed out for the
+    last time may still hold, so that all stays within ``capacity_bytes``. ``identity`` tells which positions are the same sample of
+    the data (in two passes over it): they do not meet in a batch either, unless the buffer holds too few different ones. ``repeat=1``
+    is the stream itself, nothing is held. ``measure`` gives the bytes of a sample. While one thread calls `next`, even if a decoding
+    never returns, another may call `state_before`; nothing else is thread-safe.
 
     Raises UsageError for settings that cannot work, and from `next` when the memory is below one batch of such samples; it never
     does where ``capacity_bytes`` is at least ``batch_size`` times the largest sample.
@@ -149,7 +149,7 @@ class ReuseBuffer:
         self._uses_left = 0
         self._pools = [Pool() for _ in range(repeat + 1)]  #: by uses left
         self._parked: deque[_Parked] = deque()
-        self.calls = 0  #: of `next` that were begun
+        self.calls = 0  #: of `next`, unfinished ones included
         self._lock = threading.Lock()  #: of what `state_before` reads; not held while a sample is decoded
         self._noted: deque[_Call] = deque()  #: that `state_before` can take back, the newest last
 
@@ -176,8 +176,8 @@ class ReuseBuffer:
     def next(self, since: int | None = None) -> list[Use]:
         """The next batch. Raises StopIteration when a finite stream has been used up.
 
-        Whatever ``decoded`` raises comes through, and the batch can be asked for again: nothing is counted before all is there.
-        ``since``: `state_before` is to be able to tell of this many calls and more; None: of those before this one.
+        An error of ``decoded`` comes through, and the batch can be asked for again: nothing is counted before all of it is there.
+        ``since``: the least ``call`` for which `state_before` must still answer; None: the number so far.
         """
         with self._lock:
             return self._next(self.calls if since is None else since)
@@ -202,7 +202,7 @@ class ReuseBuffer:
             while len(batch) < self.batch_size and (decoded := self._decode()):
                 batch.append(Use(*decoded[:2], 0))
         except Exception:
-            for use in reversed(batch):  # for when the batch is asked for again
+            for use in reversed(batch):  # in case the batch is asked for again
                 self._park(_Parked(use.position, 1, 0))
             raise
         if not batch or (self.drop_last and len(batch) < self.batch_size):
@@ -223,7 +223,7 @@ class ReuseBuffer:
             pool.wake(self._batches + 1 - rest)
 
     def _stock(self) -> int:
-        """Decode what the next batch needs. Returns how many first uses it is to have; draws nothing yet."""
+        """Decode the samples that the next batch needs. Returns its number of first uses; draws nothing yet."""
         fresh = self._pools[self.repeat]
         while self._parked and self._admit():
             pass
@@ -241,7 +241,7 @@ class ReuseBuffer:
         return bool(self._parked) or not self._ended
 
     def _first_uses_due(self) -> tuple[int, float]:
-        """About B/r: more while the buffer is below its capacity, fewer while it is above what leaves room for them. And the carry."""
+        """About B/r, more while the buffer has room, fewer while it is too full for them; and the carry."""
         size, even = self.batch_size, self.batch_size / self.repeat
         used = self._live - len(self._pools[self.repeat])
         by_bytes = self.capacity_bytes * self._live // self.held_bytes if self.held_bytes else self.capacity_samples
@@ -279,7 +279,7 @@ class ReuseBuffer:
         return False
 
     def _decode(self) -> tuple[int, Any, int] | None:
-        """Position, sample and uses left of what comes next; None at the end of the stream."""
+        """Position, sample and uses left of the next sample; None at the end of the stream."""
         if self._parked:
             parked = self._parked[0]
             sample = self._unlocked(self._decoded.again, parked.position)
@@ -317,7 +317,7 @@ class ReuseBuffer:
     # --- what goes out ---
 
     def _mix(self, first: int) -> list[Slot]:
-        """``first`` first uses, and for the rest samples used before that have rested."""
+        """``first`` first uses, filled up with used samples that have rested."""
         fresh, used = self._pools[self.repeat : self.repeat + 1], self._pools[1 : self.repeat]
         draw = OpenBatch(self._random, self.batch_size, by_identity=self._identity is not None)
         draw.at_random(fresh, first)
@@ -327,7 +327,7 @@ class ReuseBuffer:
         return self._completed(draw)
 
     def _drain(self) -> list[Slot]:
-        """Those first without which the uses left would not fit into the batches left; for the rest any that have rested."""
+        """First the samples without which the remaining uses would not fit into the remaining batches; then any that have rested."""
         batches = math.ceil(self._uses_left / self.batch_size)
         draw = OpenBatch(self._random, self.batch_size, by_identity=self._identity is not None)
         for left in range(self.repeat, max(1, batches - 1) - 1, -1):
@@ -338,7 +338,7 @@ class ReuseBuffer:
         return self._completed(draw)
 
     def _completed(self, draw: OpenBatch) -> list[Slot]:
-        """With too few different samples held, the same sample of two passes may meet: the stream would else stand still."""
+        """With too few different samples held, the same sample of two passes may meet; otherwise the stream would stand still."""
         for slot in draw.clashed:
             if len(draw.batch) < self.batch_size:
                 draw.batch.append(slot)
@@ -365,7 +365,7 @@ class ReuseBuffer:
                 self._live -= 1
                 self.held_bytes -= slot.size
                 self.left_bytes += slot.size
-                slot.sample = None  # what is noted of a call holds the slot
+                slot.sample = None  # the notes of a call hold the slot
         self.uses += len(batch)
         self._uses_left -= len(batch)
         return out
@@ -411,14 +411,14 @@ class ReuseBuffer:
             yield from pool.resting
 
     def state_dict(self) -> BufferState:
-        """What `load_state_dict` needs; O(samples held). The stream's own place is not in it: ``taken`` says how far it was read."""
+        """The state for `load_state_dict`; O(samples held). It lacks the stream's own place; ``taken`` tells how far it was read."""
         with self._lock:
             return self._state(self._counts(), self._pools, self._parked, {})
 
     def state_before(self, call: int) -> BufferState:
-        """The same when `next` had been called ``call`` times: later calls, of which one may be at work in another thread, are left out.
+        """The state after ``call`` calls of `next`, without later ones, of which one may be at work in another thread.
 
-        How far back, `next` is told with ``since``. What a call costs for this does not depend on how much is held.
+        `next` gets the earliest such call as ``since``. The cost of this for a call does not depend on the number of held samples.
         """
         with self._lock:
             later = [made for made in self._noted if made.number >= call]
@@ -438,7 +438,7 @@ class ReuseBuffer:
             return self._state(later[0].counts, pools, parked, last)
 
     def _state(self, counts: _Counts, pools: Sequence[Pool], parked: Sequence[_Parked], last: Mapping[int, int]) -> BufferState:
-        """``last``: of slots, by their id, whose own is not that of these pools."""
+        """``last``: last uses by the id of slots whose own value does not match these pools."""
         held = [(slot, left, rested) for left, pool in enumerate(pools) for slot, rested in pool.listed()]
         return BufferState(
             repeat=self.repeat,
@@ -451,9 +451,9 @@ class ReuseBuffer:
         )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state: its samples are decoded again. What no longer fits (a smaller buffer) waits undecoded for room."""
+        """Continue from a state: its samples are decoded again. Samples that no longer fit (a smaller buffer) wait undecoded for room."""
         if state["repeat"] != self.repeat:
-            raise UsageError(f"reuse.repeat: the checkpoint was made with {state['repeat']}, not {self.repeat}; go on with that")
+            raise UsageError(f"reuse.repeat: the checkpoint was made with {state['repeat']}, not {self.repeat}; keep that value")
         self._clear()
         self._batches, self._carry, self._ended = int(state["batches"]), float(state["carry"]), bool(state["ended"])
         self.taken, self.first_uses, self.uses = int(state["taken"]), int(state["first_uses"]), int(state["uses"])

@@ -12,10 +12,10 @@ _T = TypeVar("_T")
 
 
 def deal(states: Sequence[Mapping[str, Any]], ranks: int) -> list[BufferState]:
-    """The buffers' states of a gang that now has ``ranks`` ranks: every position with the uses it has left, in exactly one of them.
+    """The buffers' states of a gang that now has ``ranks`` ranks: each position, with its remaining uses, is in exactly one of them.
 
-    Positions must be those of the job's one stream, not of a rank's. They are dealt round, so that each rank gets its part of
-    every rank's samples; a rank takes the generator of the old rank of its number, or one derived from the first.
+    Positions must be those of the job's stream, not of a rank's. They are dealt in turn, so that each rank gets a part of every
+    old rank's samples. A rank takes the generator of the old rank of its number, or one derived from the first.
     """
     held = [one for group in _rounds([_held(state) for state in states]) for one in group]
     parked: list[tuple[int, int, int]] = [one for state in states for one in state["parked"]]

@@ -18,7 +18,7 @@ class Slot:
 class Pool:
     """The slots with the same number of uses left: those rested, in no order, and those at rest, by their last use.
 
-    ``done`` notes each change of the call that goes on, so that the pool before it can be told.
+    ``done`` notes each change of the current call, so that the pool's state before it can be restored.
     """
 
     __slots__ = ("done", "ready", "resting")
@@ -69,7 +69,7 @@ class Pool:
         yield from ((slot, False) for slot in self.resting)
 
     def noted(self) -> Changes:
-        """Where the changes of another call are noted from here on."""
+        """The list for the changes of the next call, from here on."""
         self.done = []
         return self.done
 
@@ -79,7 +79,7 @@ class Pool:
         return pool
 
 
-Changes = list[Callable[[Pool], object]]  #: what takes each of them back, in a copy
+Changes = list[Callable[[Pool], object]]  #: functions that take each of them back, in a copy
 
 
 class OpenBatch:

@@ -1,11 +1,11 @@
-"""The learning rate after the switch (004 ch. 4.4.3, 4.4.6): built from the steps that remain, warmed up from where stage 1 left it.
+"""The learning rate after the switch (004 ch. 4.4.3, 4.4.6): built from the remaining steps, warmed up from the last rate of stage 1.
 
-Unlike `torch.optim.lr_scheduler.OneCycleLR`, whose warm-up begins at max_lr / 25 whatever the rate was, it begins at the rate of
-the switch, leaves momentum and betas alone, and stays at its last value when it is stepped past its end.
+It begins at the rate of the switch (`torch.optim.lr_scheduler.OneCycleLR` begins at max_lr / 25 whatever the rate was), leaves
+momentum and betas alone, and stays at its last value when it is stepped past its end.
 
-What the optimizer remembers (momentum, Adam's moments) is kept at the switch. In the experiment of `rule_peak` with 25 % of the
+The optimizer's state (momentum, Adam's moments) is kept at the switch. In the experiment of `rule_peak` with 25 % of the
 steps left, keeping it, resetting it, and resetting first moments only ended at held-out losses .1779, .1772 and .1781 with AdamW,
-.1858 and .1863 with SGD: not told apart, and the warm-up begins at the rates that the moments were made at. Cycling SGD's momentum
+.1858 and .1863 with SGD: no difference, and the warm-up begins at the rates of the moments. Cycling SGD's momentum
 (0.95 to 0.85, as OneCycleLR does) gave .1907 instead of .1858.
 """
 
@@ -71,7 +71,7 @@ class HighestRates:
         self.highest: list[float] = []
 
     def saw(self, optimizer: Optimizer) -> None:
-        """Before each step of stage 1."""
+        """To be called before each step of stage 1."""
         now = rates(optimizer)
         self.highest = [max(pair) for pair in zip(self.highest, now, strict=True)] if self.highest else now
 
@@ -104,7 +104,7 @@ def rule_peak(highest: float) -> float:
     AdamW, 10 % left    .1832         .1822
     ==================  =====  =====  =====  =====  =====
 
-    The curve is flat around its best: no dependence on the steps left or on the optimizer could be told from noise.
+    The curve is flat around its best: any dependence on the steps left or on the optimizer is within noise.
     """
     return _PEAK_SHARE * highest
 
@@ -112,7 +112,7 @@ def rule_peak(highest: float) -> float:
 def fine_tune_schedule(
     optimizer: Optimizer, steps: int, highest: HighestRates, *, kind: Kind = "onecycle", peak: float | None = None
 ) -> FineTune:
-    """The schedule for the ``steps`` that remain, with the rule's peak unless one is given. ``highest``: what stage 1 had."""
+    """The schedule for the remaining ``steps``, with the rule's peak unless one is given. ``highest``: the highest rates of stage 1."""
     return FineTune(optimizer, steps, kind=kind, peaks=spread(peak or rule_peak(max(highest.highest)), highest.highest))
 
 
@@ -125,16 +125,16 @@ def spread(peak: float, highest: Sequence[float]) -> list[float]:
 def search_peak(
     highest: float, trial: Callable[[float], float], candidates: Sequence[float] = _CANDIDATES
 ) -> tuple[float, dict[float, float]]:
-    """The candidate with the lowest loss, and the losses of all, of which those that are no numbers count as infinite.
+    """The candidate with the lowest loss, and the losses of all; nan counts as infinite.
 
     ``trial(peak)``: from a snapshot, a whole schedule up to that peak in a few steps, on the same fresh samples for every
-    candidate; the loss on samples held out; then the snapshot restored. Candidates are multiples of the rule's peak. Where all
-    diverge it is the rule's.
+    candidate; the loss on samples held out; then the snapshot restored. Candidates are multiples of the rule's peak, which is also
+    the answer if all diverge.
 
-    A search costs a trial a candidate, and short trials are partial to low rates: in seven trainings whose stage 2 had 155 steps,
-    trials of 10 and 20 steps put a quarter of the rule's peak first 8 times of 14, while the whole stage 2 never did; what trials
-    of 40 steps chose ended between .0115 below and .0073 above the rule's held-out loss, .0016 below it in the mean. So nothing far
-    below the rule's peak is tried, and the rule is the default.
+    A search costs one trial per candidate, and short trials favour low rates. In seven trainings whose stage 2 had 155 steps, trials
+    of 10 and 20 steps put a quarter of the rule's peak first 8 times of 14, while the whole stage 2 never did. The choice of trials of
+    40 steps ended between .0115 below and .0073 above the rule's held-out loss, .0016 below it in the mean. So no candidate is far
+    below the rule's peak, and the rule is the default.
     """
     losses = {}
     for factor in candidates:

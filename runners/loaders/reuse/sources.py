@@ -1,7 +1,7 @@
-"""One pass after the other of a PyTorch DataLoader, sample by sample, each with its position in the pass: what a buffer reuses.
+"""The passes of a PyTorch DataLoader, sample by sample, each with its position in the pass: the input of a reuse buffer.
 
-The loader's own workers go on decoding: it is built anew with the same data set, sampler and workers, and a collate that leaves
-samples apart.
+The loader's own workers still decode: it is rebuilt with the same data set, sampler and workers, and a collate that keeps samples
+apart.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Start = dict[str, Any]  #: the random generators as they were when a pass began
 class Samples:
     """The passes of a loader. ``take`` and ``again`` are those of `buffer.Decoded`, positions count from 0 in each pass.
 
-    ``seed``: a pass and the decoding of a sample draw from generators seeded by it, the pass and the sample's position, so that doing
-    it again gives the same; None: they draw from the global generators as the plain loader does. ``once``: an augmentation that is part of
-    decoding.
+    ``seed``: a pass and the decoding of a sample draw from generators seeded by it, the pass and the sample's position, so that they
+    can be repeated exactly; None: they draw from the global generators as the plain loader does. ``once``: an augmentation that is part
+    of decoding.
     """
 
     def __init__(self, plain: DataLoader[Any], *, seed: int | None = None, once: Transform | None = None) -> None:
@@ -37,7 +37,7 @@ class Samples:
         self._chunk: deque[Any] = deque()
         self._next = 0
         self._kept: dict[int, Any] = {}  #: samples of a stream without an index, to be asked for again
-        self._last: tuple[int, Any] = (-1, None)  #: the sample taken last of such a stream: the buffer may have had no room for it
+        self._last: tuple[int, Any] = (-1, None)  #: the last sample taken of such a stream: the buffer may have had no room for it
         self.pass_number = 0
         self.running: object = None  #: stands for the pass that is being decoded
 
@@ -52,7 +52,7 @@ class Samples:
         return self._order is not None
 
     def __len__(self) -> int:
-        """Samples of a pass. Raises TypeError where the loader does not know."""
+        """Samples of a pass. Raises TypeError if the loader does not know."""
         batches = self._plain.batch_sampler
         if self._order is None:
             return len(self._plain.dataset)  # type: ignore[arg-type]
@@ -63,7 +63,7 @@ class Samples:
         raise TypeError("a batch sampler of one's own does not say how many samples it gives in all")
 
     def begin(self, pass_number: int) -> Start:
-        """Start a pass. Returns what `resume` needs to make the same pass again."""
+        """Start a pass. Returns the state with which `resume` repeats it."""
         if self._seed is None:
             start = self._generator_states()
             self._begin(pass_number, 0)
@@ -81,7 +81,7 @@ class Samples:
         return get_state() | {"generators": [generator.get_state() for generator in self._generators()]}
 
     def resume(self, pass_number: int, start: Start, taken: int, wanted: Container[int]) -> None:
-        """Make a pass again from its ``taken``-th sample on; `again` gives those at the ``wanted`` positions before."""
+        """Repeat a pass from its ``taken``-th sample on; `again` gives the earlier samples at the ``wanted`` positions."""
         with preserved():
             set_state(start)
             for generator, state in zip(self._generators(), start["generators"], strict=True):
@@ -104,13 +104,13 @@ class Samples:
         self._chunks, self.running = iter(self._loader), object()
 
     def end(self, running: object) -> None:
-        """Decode no more in that pass, which was `running`, and let its workers go; `again` still works."""
+        """Stop decoding in that pass, which was `running`, and end its workers; `again` still works."""
         if running is self.running:
             self._chunks, self.running = iter(()), None
             self._chunk.clear()
 
     def close(self) -> None:
-        """The same of the present pass, persistent workers included. `begin` and `resume` start new ones."""
+        """The same for the present pass, persistent workers included. `begin` and `resume` start new ones."""
         self.end(self.running)
         self._loader = self._rebuilt()
 
@@ -133,7 +133,7 @@ class Samples:
         return self._last[1] if self._last[0] == position else self._kept.pop(position)
 
     def keep(self, position: int, sample: Any) -> None:
-        """Keep a sample, where it could not be decoded again."""
+        """Keep a sample if it could not be decoded again."""
         if not self.indexed:
             self._kept[position] = sample
 
@@ -226,7 +226,7 @@ class _Decoding(Dataset[Any]):
     def __getitems__(self, keys: Sequence[Any]) -> list[Any]:
         if self._seed is None:
             return [self._decode(key) for key in keys]
-        with host_preserved():  # once for all: it takes ten times as long as to seed
+        with host_preserved():  # once for all: it takes ten times as long as seeding
             return [self._seeded(self._seed, *key) for key in keys]
 
     def _seeded(self, seed: int, pass_number: int, position: int, index: Any) -> Any:
@@ -241,8 +241,8 @@ class _Decoding(Dataset[Any]):
 class _Array:
     """A tensor on its way from a worker.
 
-    As tensors, thousands of samples in a buffer would keep as many shared-memory files open as there are, beyond what a process
-    may have; as arrays they are copied through the pipe.
+    As tensors, thousands of samples in a buffer would each keep a shared-memory file open, beyond a process's limit; as arrays they
+    are copied through the pipe.
     """
 
     __slots__ = ("array",)
@@ -265,7 +265,7 @@ def _unpacked(sample: Any) -> Any:
 
 
 def _mapped(function: Transform, sample: Any) -> Any:
-    """The sample with the function applied to what its containers hold."""
+    """The sample with the function applied to the values in its containers."""
     if type(sample) is dict:
         return {key: function(value) for key, value in sample.items()}
     if isinstance(sample, tuple) and hasattr(sample, "_fields"):

@@ -1,11 +1,11 @@
-"""When the stage with reuse ends (004 ch. 4.4.1, 4.4.5): on a plateau, after so many passes, or at a share of all steps. For good.
+"""The final end of the stage with reuse (004 ch. 4.4.1, 4.4.5): on a plateau, after so many passes, or at a share of all steps.
 
 The loss on reused samples falls while validation does not (it is a training loss on samples just learnt: on a small network,
 five uses apiece, 0.81, 0.76, 0.69, 0.63, 0.57 by use, validation 0.76), so a plateau is looked for in a validation metric or in
 the loss on samples used for the first time, computed before the step on them.
 
-A rule is a function of what it was told. It is the same on all ranks when they tell it the same: the steps are common, the
-metrics are those of rank 0 sent to all, a loss on first uses is sum(loss x samples) / sum(samples) over the ranks.
+A rule depends on its inputs alone, and these are the same on all ranks: the steps are common, the metrics are those of rank 0
+sent to all, a loss on first uses is sum(loss x samples) / sum(samples) over the ranks.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ....engine.spec.model import Switch
 __all__ = ["FIRST_USES", "Switch", "SwitchRule"]
 
 FIRST_USES = "first_use_loss"  #: the loss on samples that the model was not trained on yet, as a watched metric
-_LOOKS = 24  #: means of the loss on first uses that a whole training is divided into; a single batch's is too noisy to judge
+_LOOKS = 24  #: a whole training gives so many means of the loss on first uses; a single batch's is too noisy to judge
 
 
 class SwitchRule:
-    """Told each step and each evaluation; True from the step on after which the training goes on without reuse.
+    """Gets each step and each evaluation; True from the step on after which the training has no reuse.
 
-    ``steps``: of the whole training. ``evaluates``: whether metrics will be told; without them, and without a name to watch, the
-    loss on first uses is watched. ``epochs``: passes over the data that the stage with reuse could make at most, where known.
+    ``steps``: of the whole training. ``evaluates``: whether there will be metrics; without them, and without a name to watch, the
+    loss on first uses is watched. ``epochs``: the most passes over the data that the stage with reuse could make, if known.
     """
 
     def __init__(self, switch: Switch, steps: int, *, evaluates: bool = False, epochs: float | None = None) -> None:
@@ -44,12 +44,12 @@ class SwitchRule:
 
     @property
     def watches_first_uses(self) -> bool:
-        """Whether `first_use` has to be told."""
+        """Whether `first_use` has to be called."""
         return self.switch.on == "plateau" and self._watch == FIRST_USES
 
     @property
     def last_step(self) -> int:
-        """The hard budget: the step at which stage 1 ends whatever is watched; all steps where ``epochs`` decide."""
+        """The hard budget: the step at which stage 1 ends whatever the watched metric; all steps if ``epochs`` decide."""
         if self.switch.on == "epochs":
             return self.steps
         return max(1, math.floor(self.steps * (1 - self.switch.fraction)))

@@ -1,4 +1,4 @@
-"""The regularisation that reuse takes from a training (004 ch. 4.3), and when that is a bad mix.
+"""The regularisation that a training loses by reuse (004 ch. 4.3), and the settings that lose too much.
 
 Training for tau steps of size eps from small weights regularises as L2 with alpha ~ 1 / (tau eps) does (Eqn 4.21); more steps on
 the same data are less of it. The derivation is approximate, and so is everything here: the step from (4.20) to (4.21) takes
@@ -6,23 +6,23 @@ logarithms and keeps their first terms, which needs eps lambda_i << 1 and lambda
 the Hessian, and a quadratic loss. (The argument around Eqns 4.10 and 4.11, that n uses multiply the squared error by n^2, scales
 the estimate itself by n, which n uses of a sample do not do; nothing here rests on it.)
 
-What tau is for a sample with r uses is a matter of how far they are apart. Uses in successive steps are r steps on the same
-sample; uses a whole pass apart are what training without reuse does anyway. With g batches between two uses and the share f of
-the data in the buffer we count 1 + (r - 1) (1 - f) / g. That reproduces what the text found for r = 3, augmented at each use: 1 and
-2 batches of buffer (tau 2.9 and 1.7) missed the accuracy, 3 batches (1.4) of CIFAR-10 and 16 (1.1) of ImageNet met it. Without
-augmentation a use is more of a repetition; the lower bound for it is ours.
+The tau of a sample with r uses depends on their distance. Uses in successive steps are r steps on the same sample; uses a whole pass
+apart are as in a training without reuse. With g batches between two uses and the share f of the data in the buffer we count
+1 + (r - 1) (1 - f) / g. That reproduces the text's results for r = 3, augmented at each use: 1 and 2 batches of buffer (tau 2.9 and
+1.7) missed the accuracy, 3 batches (1.4) of CIFAR-10 and 16 (1.1) of ImageNet met it. Without augmentation uses resemble each other
+more; the lower bound for that case is ours.
 """
 
 from __future__ import annotations
 
 import math
 
-_BAD_AUGMENTED = 1.6  #: successive steps on a sample from which on a warning is given: between the text's 2 and 3 batches
-_BAD_REPEATED = 1.3  #: the same where a sample looks the same at each use
+_BAD_AUGMENTED = 1.6  #: successive steps on a sample from which on there is a warning: between the text's 2 and 3 batches
+_BAD_REPEATED = 1.3  #: the same if a sample looks the same at each use
 
 
 def successive_uses(repeat: int, buffer_batches: float, share: float = 0.0) -> float:
-    """tau: how many successive steps on a sample its ``repeat`` uses are worth. 1 is what training without reuse has.
+    """tau: the number of successive steps on a sample that equal its ``repeat`` uses; 1 in a training without reuse.
 
     ``buffer_batches``: samples in the buffer / samples in a batch; ``share``: samples in the buffer / samples of the data.
     """
@@ -37,7 +37,7 @@ def gap(repeat: int, buffer_batches: float) -> float:
 
 
 def implied_decay(steps: float, lr: float) -> float:
-    """alpha of Eqn 4.21: the L2 coefficient that stopping after so many steps amounts to. ``lr``: the mean learning rate."""
+    """alpha of Eqn 4.21: the L2 coefficient equivalent to stopping after so many steps. ``lr``: the mean learning rate."""
     return math.inf if steps <= 0 or lr <= 0 else 1 / (steps * lr)
 
 
@@ -56,11 +56,11 @@ def _bound(augment: bool) -> float:
 def warning(
     *, repeat: int, buffer: int, batch_size: int, samples: int, steps: int, lr: float, weight_decay: float, augment: bool
 ) -> str | None:
-    """One sentence where these settings are likely to cost accuracy before fine-tuning, None where they are not.
+    """One sentence if these settings are likely to cost accuracy before fine-tuning; else None.
 
     ``buffer``, ``samples``: samples in a rank's buffer and in a rank's part of the data; ``steps``: of the whole training;
     ``lr``: its mean or typical learning rate; ``weight_decay``: as L2, the coefficient of `torch.optim.SGD`; ``augment``: whether
-    a sample looks different at each use, which makes its uses less than repetitions.
+    a sample looks different at each use, so that its uses are not mere repetitions.
     """
     tau = successive_uses(repeat, buffer / batch_size, buffer / samples)
     before, after = implied_decay(steps, lr), implied_decay(steps * tau, lr)

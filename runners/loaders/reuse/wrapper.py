@@ -1,4 +1,4 @@
-"""Data reuse for a script with a training loop of its own: `reuse(loader)` gives what the loader gives, each sample r times a pass."""
+"""Data reuse for a script with a training loop of its own: `reuse(loader)` gives the loader's samples, each r times a pass."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DEFAULT_BATCHES = 3  #: of buffer (004 ch. 4.4.2)
 class ReusingLoader:
     """An iterable of batches: one pass over the data each time, in stage 1 with every sample ``repeat`` times, from `switch` on once.
 
-    Made by `reuse`. In each rank of a data-parallel training there is one, over that rank's part of the data.
+    Made by `reuse`. Each rank of a data-parallel training has one, over its part of the data.
     """
 
     def __init__(
@@ -62,15 +62,15 @@ class ReusingLoader:
 
     @property
     def fresh(self) -> int:
-        """Samples that were used for the first time in their pass, in all passes: what had to be decoded."""
+        """Samples used for the first time in their pass, in all passes: the number decoded."""
         return self._fresh + self._buffer.first_uses
 
     def __len__(self) -> int:
-        """Batches of a pass in the present stage. Raises TypeError where the loader does not know.
+        """Batches of a pass in the present stage. Raises TypeError if the loader does not know.
 
         A buffer below three batches, or data below one, may end a pass with several short ones: then it is rehearsed without samples,
-        in some microseconds for each use, once a pass. Where `memory` and not `shuffle_buffer` is what bounds the buffer to so few,
-        there may be more.
+        in some microseconds for each use, once a pass. If `memory`, not `shuffle_buffer`, makes the buffer so small, there may be more
+        batches.
         """
         samples = len(self._samples)
         if self.stage == 1 and min(samples, self.shuffle_buffer // _DEFAULT_BATCHES) < self.batch_size:
@@ -90,7 +90,7 @@ class ReusingLoader:
         self._samples.set_epoch(epoch)
 
     def switch(self) -> None:
-        """Begin stage 2: no reuse from the next batch on, for good. The rest of a pass that is under way are the samples not used yet."""
+        """Begin stage 2: no reuse from the next batch on, for good. A pass under way goes on with its unused samples."""
         if self.stage == 2:
             return
         self.stage = 2
@@ -136,9 +136,9 @@ class ReusingLoader:
             self._samples.end(running)
 
     def close(self) -> None:
-        """End the pass that goes on, and its worker processes; leaving its loop does as much, but for persistent workers.
+        """End the current pass and its worker processes; leaving its loop does the same, except for persistent workers.
 
-        Where it was, `state_dict` still says, and another pass may begin.
+        `state_dict` still has its place, and another pass may begin.
         """
         self._samples.close()
 
@@ -164,9 +164,9 @@ class ReusingLoader:
 
     @contextmanager
     def _seeded(self) -> Iterator[None]:
-        """For the augmentation of a batch: what it draws follows from the seed and the batch's number, which a resumed run goes on with.
+        """For the augmentation of a batch: its draws follow from the seed and the batch's number, as in a resumed run.
 
-        To seed for each use would cost more than many an augmentation does.
+        Seeding for each use would cost more than many augmentations.
         """
         if self._each_use is None or self._seed is None:
             yield
@@ -211,7 +211,7 @@ class ReusingLoader:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next pass is the rest of the one that the state was taken in: the same batches as if it had gone on.
+        """The next pass is the rest of the state's pass: the same batches as without the stop.
 
         Samples in the buffer are decoded again. A stream that cannot be indexed is read again from its beginning. Decoding and
         augmentation that draw random numbers repeat them only with a ``seed``.
@@ -240,7 +240,7 @@ class ReusingLoader:
 
 
 class _Rehearsal:
-    """So many samples of nothing."""
+    """A source of so many empty samples."""
 
     def __init__(self, samples: int) -> None:
         self._positions = iter(range(samples))
@@ -286,11 +286,10 @@ def reuse(
     ``data``: a DataLoader, whose sampler, workers, collate and batch size stay; or a Dataset or any iterable of samples, such as a
     Pipeline without a Batch, with a ``batch_size``. ``shuffle_buffer``: decoded samples held, 3 batches unless given; ``memory``:
     their bytes at most.
-    ``transform(sample)``: the augmentation, at each use, or once when the sample is decoded. ``seed``: the order of a pass is
-    a function of it and the pass, what decoding a sample draws of these and its position, what the transforms of a batch draw of the
-    seed and the number of the batch, so that a resumed run is exact; None: they are drawn from the global generators, as by the plain
-    loader. ``repeat=1`` gives the samples of the plain loader in its
-    order. Raises UsageError for settings that cannot work.
+    ``transform(sample)``: the augmentation, at each use, or once when the sample is decoded. ``seed`` makes a resumed run exact: it
+    determines the order of a pass, with the pass; the draws of a sample's decoding, with the pass and the position; the draws of a
+    batch's transforms, with the batch's number. None: all draw from the global generators, as in the plain loader. ``repeat=1`` gives
+    the samples of the plain loader in its order. Raises UsageError for settings that cannot work.
     """
     wholes: dict[str, object] = {"repeat": repeat, "shuffle_buffer": shuffle_buffer, "batch_size": batch_size, "memory": memory}
     for name, value in wholes.items():
@@ -329,7 +328,7 @@ def _check_gives_samples(data: Autotuned | Pipeline) -> None:
     assert isinstance(source, Source)
     if any(isinstance(stage, Batch) for stage in pipeline.stages) or isinstance(source.data, Read | InProcess | FromIterable | Parts):
         raise UsageError(
-            f"reuse: the {pipeline.name} gives batches, and samples are what is reused; build a pipeline without Batch, as "
+            f"reuse: the {pipeline.name} gives batches, and reuse needs samples; build a pipeline without Batch, as "
             "Pipeline([Source(dataset), Map(decode), Prefetch()]), tuned or not, and give reuse(..., batch_size=)"
         )
 

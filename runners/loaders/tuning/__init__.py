@@ -1,1 +1,1 @@
-"""How many workers each stage of a data pipeline gets: what is observed, who decides, and what may never be done."""
+"""The number of workers of each stage of a data pipeline: the observations, the controllers that decide, and the guard."""

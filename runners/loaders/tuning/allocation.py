@@ -1,4 +1,4 @@
-"""How many workers each stage gets: exact integer optima of a model of a pipeline.
+"""The number of workers for each stage: exact integer optima of a model of a pipeline.
 
 A stage needs ``cpu + wait`` seconds of one worker for a batch of the pipeline's output, and its workers slow one another by the universal
 scalability law (Gunther, 1993): time × (1 + contention (n − 1) + coherency n (n − 1)), or share what lets ``knee`` of them through,
@@ -53,7 +53,7 @@ class Load:
         return min(max(best, self.low), self.high)
 
     def fewest(self, rate: float) -> int:
-        """The least workers that finish ``rate`` batches a second; ``most`` where none do."""
+        """The least workers that finish ``rate`` batches a second; ``most`` if none do."""
         low, high = self.low, self.most
         while low < high:
             middle = (low + high) // 2
@@ -64,14 +64,14 @@ class Load:
 def fewest(loads: Sequence[Load], rate: float) -> tuple[int, ...]:
     """The smallest allocation that reaches ``rate`` batches a second.
 
-    Whether a stage is fast enough depends on its own workers alone; so rounding up each by itself gives at once a best bottleneck, the
-    least workers, and, as workers only slow one another, the least CPU time.
+    A stage's rate depends on its own workers alone. So rounding up each by itself gives at once a best bottleneck, the least workers, and,
+    as workers only slow one another, the least CPU time.
     """
     return tuple(load.fewest(rate) for load in loads)
 
 
 def attainable(loads: Sequence[Load], cores: float, demand: float = math.inf) -> float:
-    """Batches a second of the best allocation: what cores, consumer, and the stages that cannot grow allow."""
+    """Batches a second of the best allocation within the limits of cores, consumer, and stages that cannot grow."""
     computing = sum(load.cpu for load in loads)
     top = min(demand, cores / computing if computing > 0 else math.inf, *(load.capacity(load.most) for load in loads))
     if not math.isfinite(top) or _cores_wanted(loads, top) <= cores:

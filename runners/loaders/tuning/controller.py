@@ -1,7 +1,7 @@
 """The contract of a controller of a data pipeline: an Observation in, the values of the knobs out.
 
-The live pipeline and the simulated one hand out the same types; a controller cannot tell which it steers.
-A knob's unit is that of InTune (003 ch. 4.3): workers where a stage computes, MiB where it only holds data.
+The live pipeline and the simulated one give the same types, so a controller cannot tell them apart. A knob's unit is that of InTune
+(003 ch. 4.3): workers if the stage computes, MiB if it only holds data.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """What may be set of one stage."""
+    """The settable value of one stage."""
 
     stage: str  #: name of the stage
     unit: Unit
@@ -35,7 +35,7 @@ class Knob:
 
 @dataclass(frozen=True, slots=True)
 class StageReading:
-    """What was measured of a stage in the last window. Times are seconds for one item of *this* stage."""
+    """Measurements of a stage in the last window. Times are seconds for one item of *this* stage."""
 
     name: str
     workers: int
@@ -48,15 +48,15 @@ class StageReading:
     queue: int  #: items that wait at its output
     queue_bytes: int
     item_bytes: float  #: mean size of an item of its output; nan: none finished yet
-    parallel: bool = True  #: more than one worker can work at once; False: a stage with one order, such as shuffle
+    parallel: bool = True  #: several workers can work at once; False: a serial stage, such as shuffle
     processes: bool = False  #: its workers are processes, not threads
-    queue_limit: int = 0  #: items that its output holds at most; 0: not known
-    starting: int = 0  #: workers that were asked for and are not there yet; they are not among `workers`
-    lock: float = 0.0  #: of `wait`, what threads waited for a lock, which mostly is the interpreter's; 0 also where it cannot be seen
-    movable: bool = False  #: its workers may be threads or processes, and be changed into the others while it runs
-    stays: str = ""  #: why they may not, where that was found out while it ran
-    together: int = 1  #: items that a worker has in hand at once where it is a process
-    #: Its work is done by the processes of a stage before it, or behind the source, and its own workers only pass it on.
+    queue_limit: int = 0  #: most items in its output queue; 0: not known
+    starting: int = 0  #: workers that are still starting; they are not among `workers`
+    lock: float = 0.0  #: the part of `wait` for a lock, mostly the interpreter's; 0 also if it cannot be seen
+    movable: bool = False  #: its workers may be changed from threads to processes, and back, while it runs
+    stays: str = ""  #: why they may not, if that was found while it ran
+    together: int = 1  #: items that a worker has in hand at once if it is a process
+    #: The processes of a stage before it (or, for the source, behind it) do its work; its own workers only pass items on.
     along: bool = False
 
     @property
@@ -70,23 +70,23 @@ class Observation:
     """A pipeline and its machine over the last window (003 Table 2)."""
 
     at: float  #: seconds since the pipeline began
-    window: float  #: seconds that were measured; what followed the last change at once is not in it
+    window: float  #: measured seconds, without the transition after the last change
     stages: tuple[StageReading, ...]  #: in the order of the data
     knobs: tuple[Knob, ...]
     values: Values
     batch_size: float  #: samples of a batch of the output
     throughput: float  #: samples a second that reached the consumer
-    demand: float  #: samples a second that the consumer would take if it never waited: 1 / model latency; inf: it does nothing else
-    cpus: float  #: cores that this process may use, a fraction where a cgroup's quota is one
+    demand: float  #: samples a second that the consumer would take if it never waited: 1 / model latency; inf: no latency
+    cpus: float  #: cores that this process may use; a cgroup's quota may be a fraction
     cpu_used: float  #: cores that the pipeline kept busy
     memory_used: int  #: bytes, pipeline and consumer
     memory_total: int  #: bytes that they may use
     bandwidth: float = 0.0  #: memory bandwidth of the machine, MB/s; 0: not measured
     clock: float = 0.0  #: of a core, GHz; 0: not known
     resized: bool = False  #: cpus or memory_total have changed since the last observation
-    consumer_cpu: float = 0.0  #: cores that the rest of this process kept busy, which is the training; they are not in `cpu_used`
-    lock: float = 0.0  #: share of the window in which the interpreter's lock was not to be had at once; 0 also where nobody looked
-    crowded: float = 0.0  #: share of the window in which no core was to be had at once, or of the cores left that others use; 0 as well
+    consumer_cpu: float = 0.0  #: cores that the rest of this process, the training, kept busy; not in `cpu_used`
+    lock: float = 0.0  #: share of the window in which the interpreter's lock was taken; 0 also if it was not watched
+    crowded: float = 0.0  #: share of the window without a free core, or share of the remaining cores that others use; 0 also if unknown
 
     def latency(self) -> float:
         """Seconds that the pipeline takes for a batch."""
@@ -94,7 +94,7 @@ class Observation:
 
 
 def with_along(seen: Observation) -> Observation:
-    """What a stage costs whose work is done along with another's, as a cost of that one: there the workers are that it needs."""
+    """Adds the cost of a stage whose work another's processes do to that other stage, which needs the workers for it."""
     stages = list(seen.stages)
     for place, reading in enumerate(seen.stages):
         at = _carrier(seen.stages, place) if reading.along and not math.isnan(reading.cpu) else None
@@ -108,13 +108,13 @@ def with_along(seen: Observation) -> Observation:
 
 
 def _carrier(stages: Sequence[StageReading], place: int) -> int | None:
-    """Whose processes do it along: the last before it, or, of the source, the first behind it; None: that has just been moved."""
+    """The stage whose processes do its work: the last before it, or, for the source, the first behind it; None: it has just been moved."""
     before = [other for other in range(place) if not stages[other].along]
     return before[-1] if before else next((other for other, each in enumerate(stages) if each.processes and not each.along), None)
 
 
 def reward(seen: Observation) -> float:
-    """003 Eqn 1: throughput × (1 − memory used / memory total), of which what the consumer cannot take counts nothing.
+    """003 Eqn 1: throughput × (1 − memory used / memory total), with the throughput capped at the consumer's demand.
 
     Without the cap, noise above the consumer's demand would drive the allocation.
     """
@@ -125,9 +125,9 @@ def reward(seen: Observation) -> float:
 class Decision:
     """The values that a controller wants, and why, in words for the table `pipelines`.
 
-    ``processes``: stages whose workers are to be processes from now on (True), or threads (False); the others stay what they are.
-    ``soon``: the next window is to be a short one. ``likely``: a stage that may be moved to processes soon, "" for none: what these take
-    long to start from may be made ready.
+    ``processes``: stages whose workers are to be processes from now on (True), or threads (False); the others stay as they are.
+    ``soon``: the next window is to be a short one. ``likely``: a stage that may be moved to processes soon, "" for none; the slow part
+    of their start may be prepared.
     """
 
     values: Values
@@ -143,9 +143,9 @@ def in_cores(cpus: float) -> str:
 
 
 class Controller(Protocol):
-    """Steers one pipeline: called once a window, with what the window showed."""
+    """Steers one pipeline: called once a window, with its observation."""
 
     name: ClassVar[str]
 
     def decide(self, seen: Observation) -> Decision:
-        """What to set for the next window: one value a knob, within its bounds. Memory is the guard's business, not the controller's."""
+        """The values for the next window: one a knob, within its bounds. Memory is left to the guard."""

@@ -21,7 +21,7 @@ def tunable(default: Any, doc: str, *, low: float | None = None, high: float | N
 
 
 def make(kind: type[Options], values: Mapping[str, Any], owner: str) -> Options:
-    """The options of ``owner``, from plain values; UsageError names the field, what was wrong and the remedy."""
+    """The options of ``owner``, from plain values; UsageError names the field, the mistake and the remedy."""
     fields = {field.name: field for field in dataclasses.fields(kind)}
     for key in values:
         if key not in fields:

@@ -13,11 +13,11 @@ from .allocation import Load
 from .controller import Knob, Observation, StageReading, Unit, Values
 
 MIB = 1 << 20
-ENOUGH_ITEMS = 8  #: a window of fewer says little: it counts as a fraction of one
-WINDOWS_REMEMBERED = 100  #: windows for which a number of workers is remembered, so that what has been of no use is tried again
-TRUSTED_WINDOWS = 5.0  #: windows from which on a mean counts no more
-TRIED_AHEAD = 2  #: times the most workers that were tried, where they crowd one another
-CROWDED_COST_FACTOR = 1.15  #: times the cost of one worker alone, from which on it is more than noise
+ENOUGH_ITEMS = 8  #: a window of fewer items counts as a fraction of one
+WINDOWS_REMEMBERED = 100  #: windows for which a number of workers is remembered; later one that did not help is tried again
+TRUSTED_WINDOWS = 5.0  #: windows beyond which a mean gains no more trust
+TRIED_AHEAD = 2  #: times the most workers tried so far, if they crowd one another
+CROWDED_COST_FACTOR = 1.15  #: times the cost of one worker alone; above this crowding is more than noise
 COST_NOISE = 0.03  #: relative, of the mean cost at one number of workers
 FORGETTING = 0.98  #: weight that a mean keeps from window to window
 CROWDING_PRIOR = 0.005  #: pull of the crowding of workers towards none, as a fraction of the windows' weight
@@ -27,11 +27,11 @@ CROWDING_PRIOR = 0.005  #: pull of the crowding of workers towards none, as a fr
 class Smoothed:
     """An exponentially weighted mean that starts anew after two surprises in a row on the same side.
 
-    One window out of line (a page fault, a garbage collection) is left out; a second one says that the value is another.
+    A single outlier (a page fault, a garbage collection) is left out; a second one means that the value has changed.
     """
 
     weight: float  #: of a new value once the mean has settled
-    surprise: float  #: a value further off than this fraction of the mean is one, unless the scatter is as wide
+    surprise: float  #: relative distance from the mean from which on a value is a surprise, unless the scatter is as wide
     mean: float = math.nan
     variance: float = 0.0
     values: float = 0.0
@@ -64,7 +64,7 @@ class _Point:
     workers: int
     cpu: float
     wait: float
-    trust: float  #: windows that it is the mean of
+    trust: float  #: windows in the mean
     window: int  #: the last of them
 
     def blend(self, newer: _Point, weight: float) -> None:
@@ -76,9 +76,9 @@ class _Point:
 
 @dataclass(slots=True)
 class StageCosts:
-    """Seconds of a worker for one batch of the pipeline's output, as a function of how many workers there are.
+    """Seconds of a worker for one batch of the pipeline's output, as a function of the number of workers.
 
-    There is a mean for each number of workers that was tried, so that what was learned of crowding outlives the move away from it.
+    Each number of workers tried has a mean, so that knowledge of crowding outlives a change of the number.
     """
 
     weight: float
@@ -87,7 +87,7 @@ class StageCosts:
     window: int = 0
     workers: int = 0
     steady: Smoothed | None = None  #: the cost while the number of workers stays as it is
-    doubted: _Point | None = None  #: the last window, where it was out of line
+    doubted: _Point | None = None  #: the last window, if it was an outlier
 
     def see(self, reading: StageReading) -> bool:
         """Whether the cost has changed, and not only with the number of workers."""
@@ -103,7 +103,7 @@ class StageCosts:
             self.points.clear()
             if self.doubted:
                 self._keep(self.doubted)
-        # In doubt: a window later it is either the first of the new cost, or one that was out of line.
+        # In doubt: the next window shows whether it is the first of the new cost, or an outlier.
         self.doubted = None if math.isnan(self.steady.pending) else point
         if self.doubted is None:
             self._keep(point)
@@ -117,7 +117,7 @@ class StageCosts:
         self.points = {count: each for count, each in self.points.items() if self.window - each.window <= WINDOWS_REMEMBERED}
 
     def load(self, low: int, high: int) -> Load:
-        """The cost of one worker and how they crowd one another: least squares over the numbers of workers that were tried."""
+        """The cost of one worker and of crowding: least squares over the numbers of workers tried."""
         points = list(self.points.values())
         weights = np.array([point.trust * FORGETTING ** (self.window - point.window) for point in points])
         service = np.array([point.cpu + point.wait for point in points])
@@ -126,14 +126,14 @@ class StageCosts:
         workers = np.array([float(point.workers) for point in points])
         relative = weights / service**2  # noise is in proportion to the time
         crowded, shared = _scalability(workers, service, relative), _shared(workers, service, relative)
-        # A knee has one parameter less: where it is as close as the noise lets it be, it is what there is.
+        # A knee has one parameter less, so it is chosen if it fits within the noise.
         noise = COST_NOISE**2 * float(weights.sum())
         curve = shared if math.isfinite(shared.error) and shared.error <= max(crowded.error, noise) else crowded
         share = float(weights @ np.array([point.cpu for point in points])) / float(weights @ service)
         load = Load(curve.alone * share, curve.alone * (1.0 - share), low, high, curve.contention, curve.coherency, curve.knee)
         tried = max(self.points)
         if load.crowding(tried) > CROWDED_COST_FACTOR and TRIED_AHEAD * tried < high:
-            # How workers crowd one another is known as far as it was tried; beyond, it is found out in steps.
+            # Crowding is known up to the number of workers tried; beyond, it is explored in steps.
             return replace(load, high=max(low, TRIED_AHEAD * tried))
         return load
 
@@ -157,7 +157,7 @@ class Costs:
         return [reading.name for reading in seen.stages if reading.name not in self.of or not self.of[reading.name].points]
 
     def loads(self, seen: Observation) -> list[Load]:
-        """Of every stage; one that has no knob, or of which nothing is known yet, keeps the workers that it has."""
+        """Loads of every stage; one without a knob, or not measured yet, keeps its workers."""
         places, unknown = worker_knobs(seen), self.unknown(seen)
         return [
             Load(0.0, 0.0, reading.workers, reading.workers)
@@ -168,12 +168,12 @@ class Costs:
 
 
 def worker_knobs(seen: Observation) -> dict[str, int]:
-    """Where each stage's number of workers stands among the knobs."""
+    """The place of each stage's number of workers among the knobs."""
     return {knob.stage: place for place, knob in enumerate(seen.knobs) if knob.unit is Unit.WORKERS}
 
 
 def with_workers(seen: Observation, workers: Mapping[str, int]) -> Values:
-    """The present values, but for the workers of the stages that are named; within the bounds of the knobs."""
+    """The present values, with the given workers of the named stages; within the bounds of the knobs."""
     values = list(seen.values)
     for name, place in worker_knobs(seen).items():
         if name in workers:
@@ -188,7 +188,7 @@ def memory_knobs(seen: Observation) -> dict[int, StageReading]:
 
 
 def most_workers(knob: Knob, reading: StageReading) -> int:
-    """A stage with one order has one worker, whatever its knob would allow."""
+    """The knob's limit; one for a serial stage."""
     return knob.high if reading.parallel else max(knob.low, 1)
 
 
@@ -202,7 +202,7 @@ Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 
 class _Curve(NamedTuple):
-    """The time of one worker alone, how it grows with their number, and the squared error over what was tried."""
+    """The time of one worker alone, its growth with their number, and the squared error over the numbers tried."""
 
     alone: float
     error: float
@@ -214,7 +214,7 @@ class _Curve(NamedTuple):
 def _scalability(workers: Floats, service: Floats, weights: Floats) -> _Curve:
     """The universal scalability law: ridge regression of time on n − 1 and n (n − 1), neither below 0.
 
-    Where the number of workers never changed, nothing is known of crowding and it comes out as none.
+    If the number of workers never changed, crowding is unknown and comes out as none.
     """
     mean = float(weights @ service / weights.sum())
     best = _Curve(mean, math.inf)
@@ -223,8 +223,8 @@ def _scalability(workers: Floats, service: Floats, weights: Floats) -> _Curve:
         return best
     terms = np.stack([np.ones_like(workers), (workers - 1) / (top - 1), workers * (workers - 1) / (top * (top - 1))], axis=1)
     lowest = math.inf
-    # Two numbers of workers cannot tell the one kind of crowding from the other: then it is the milder one, unless more did less, which
-    # leaves some number between them that did more than either.
+    # Two numbers of workers cannot tell one kind of crowding from the other: then it is the milder one, unless more workers did less,
+    # as then some number between them did more than either.
     fell = service[workers.argmax()] / top > 1.05 * service[workers.argmin()] / workers.min()
     shapes = ((0, 1, 2), (0, 1), (0, 2), (0,)) if len(workers) > 2 else ((0, 2) if fell else (0, 1), (0,))
     for columns in shapes:
@@ -243,9 +243,9 @@ def _scalability(workers: Floats, service: Floats, weights: Floats) -> _Curve:
 
 
 def _shared(workers: Floats, service: Floats, weights: Floats) -> _Curve:
-    """Something shared that lets through what so many workers do: time is level up to the knee, and in proportion to them from there.
+    """A shared thing that passes the work of ``knee`` workers: time is level up to the knee, and proportional to their number beyond.
 
-    Three numbers of workers are needed to tell that from crowding, two of them beyond the knee and clearly so.
+    To tell that from crowding takes three numbers of workers, two of them clearly beyond the knee.
     """
     best = _Curve(0.0, math.inf)
     order = np.argsort(workers)

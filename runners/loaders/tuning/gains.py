@@ -1,4 +1,4 @@
-"""The gain of a change, with how sure that is: throughput of the windows behind it over that of those before it."""
+"""The gain of a change, with its confidence: throughput of the windows after it over that of the windows before."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-LEAST_SCATTER = 0.05  #: standard deviation of a window's throughput, as a share of it, however even the few are that were seen
-#: 99 % quantile of Student's t, from one degree of freedom on: a judgement that is ventured window after window must be surer than 95 %
+LEAST_SCATTER = 0.05  #: least standard deviation of a window's throughput, as a share of it, even if the few seen were more even
+#: 99 % quantile of Student's t, from one degree of freedom on: a test repeated window after window must be surer than 95 %
 _QUANTILES = (31.82, 6.96, 4.54, 3.75, 3.36, 3.14, 3.00, 2.90, 2.82, 2.76, 2.72, 2.68, 2.65, 2.62, 2.60)
 
 
 class Gain(NamedTuple):
-    """Shares of the throughput before: 0.1 is 10 % more. ``low`` and ``high``: it is above the one, and below the other, at 99 % each."""
+    """Shares of the throughput before: 0.1 is 10 % more. ``low`` and ``high``: bounds of the gain, each at 99 %."""
 
     low: float
     mean: float
@@ -21,7 +21,7 @@ class Gain(NamedTuple):
 
 
 def gain(before: Sequence[float], after: Sequence[float]) -> Gain:
-    """By Welch's test of the two means with one relative scatter, of which windows so short have much, and so few tell little."""
+    """By Welch's test of the two means, with one relative scatter for both, as short windows scatter much and are few."""
     was, now = (fmean(values) if values else 0.0 for values in (before, after))
     if not was > 0:
         return Gain(math.inf, math.inf, math.inf)

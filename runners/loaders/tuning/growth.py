@@ -1,7 +1,7 @@
-"""Growing with care: in steps, only when those asked for are there, and back again where the pipeline became slower.
+"""Careful growth: in steps, each only after the last workers have started, and taken back if the pipeline became slower.
 
-A worker process costs seconds of CPU to start, on the cores that the pipeline and the training need. What is measured meanwhile is not
-what the workers will do, nor what the consumer takes: a controller that believed it would shrink, grow again, and never settle.
+A worker process costs seconds of CPU to start, on the cores that the pipeline and the training need. Measurements meanwhile show neither
+the later speed of the workers nor the consumer's demand: a controller that trusted them would shrink, grow again, and never settle.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from .controller import Observation, StageReading, Values
 from .costs import worker_knobs
 
 PROCESS_GROWTH_FACTOR = 2  #: times the processes of a stage, in one step
-THREADS, THREADS_AT_ONCE = 4, 16  #: times its threads, and so many in any case: they start in no time
-FALL_SHARE = 0.1  #: share of the throughput that is lost, from which on it has fallen
-REMEMBERED = 40  #: windows for which a stage does not grow to what made the pipeline slower
-FALL_WINDOWS = 2  #: windows that must show it: one may be out of line
-BUSY_CORES_SHARE = 0.5  #: share of the cores we leave that others keep busy, from which on a fall of the throughput may be theirs
+THREADS, THREADS_AT_ONCE = 4, 16  #: times its threads, or so many if that is more: they start at once
+FALL_SHARE = 0.1  #: loss, as a share of the throughput, from which on it has fallen
+REMEMBERED = 40  #: windows for which a stage does not grow again to a size that made the pipeline slower
+FALL_WINDOWS = 2  #: windows that must show it: one may be an outlier
+BUSY_CORES_SHARE = 0.5  #: share of our unused cores that others keep busy, from which on they may cause a fall of the throughput
 
 
 @dataclass(slots=True)
@@ -29,14 +29,14 @@ class _Grown:
 
 @dataclass(slots=True)
 class Growth:
-    """Of one pipeline, told of every window."""
+    """The growth of one pipeline; gets every window."""
 
-    ceilings: dict[str, tuple[int, int]] = field(default_factory=dict)  #: workers of a stage at most, and windows for which that holds
+    ceilings: dict[str, tuple[int, int]] = field(default_factory=dict)  #: a stage's limit of workers, and the windows for which it holds
     _trial: _Grown | None = None
     _unsettled: bool = False  #: workers were starting in the last window
 
     def waits_for(self, seen: Observation) -> str:
-        """Which workers are still starting, or have just started, so that the window does not show what they do; in words."""
+        """The workers, in words, that are still starting or have just started, so that the window does not show their effect."""
         starting = [reading for reading in seen.stages if reading.starting]
         before, self._unsettled = self._unsettled, bool(starting)
         if starting:
@@ -44,7 +44,7 @@ class Growth:
         return "workers have just started" if before else ""
 
     def steps(self, seen: Observation, wanted: Values) -> Values:
-        """The wanted values, or as far towards them as one step goes."""
+        """The wanted values, or one step towards them."""
         stages = {reading.name: reading for reading in seen.stages}
         values = list(wanted)
         for name, place in worker_knobs(seen).items():
@@ -54,11 +54,11 @@ class Growth:
         return tuple(values)
 
     def taken_back(self, seen: Observation, scatter: float, *, changed: bool) -> tuple[Values, str] | None:
-        """The values of before a growth after which the pipeline was slower; those that there are while in doubt; None: all is well.
+        """The values before a growth that made the pipeline slower; the present ones while in doubt; None: no loss.
 
         Args:
             scatter: standard deviation of a window's throughput, as a share of it.
-            changed: a cost has changed, which says enough of the throughput.
+            changed: a cost has changed, which explains the throughput.
         """
         self.ceilings = {name: (most, left - 1) for name, (most, left) in self.ceilings.items() if left > 1}
         trial = self._trial
@@ -82,7 +82,7 @@ class Growth:
 
 
 def _lost(before: Observation, seen: Observation) -> float:
-    """Share of the throughput that is gone since. Where others take the cores that we do not get: of that for each of those we get."""
+    """The lost share of the throughput. If other processes take cores, the throughput per core that we get counts."""
     if not before.throughput > 0:
         return 0.0
     lost = 1.0 - seen.throughput / before.throughput

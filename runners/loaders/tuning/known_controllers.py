@@ -1,4 +1,4 @@
-"""Controllers by name. The agent alone needs torch, so nothing is imported until it is asked for."""
+"""Controllers by name. A controller is imported when it is asked for, as the agent needs torch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def load(name: str) -> Any:
 
 
 def create(name: str, **values: Any) -> Controller:
-    """A controller with its options; UsageError names the option, what was wrong and the remedy."""
+    """A controller with its options; UsageError names the option, the mistake and the remedy."""
     kind = load(name)
     controller: Controller = kind(options.make(kind.Options, values, name))
     return controller

@@ -1,20 +1,20 @@
-"""Threads or processes: a stage whose threads wait for the interpreter's lock is tried in processes, and taken back where that was no gain.
+"""Threads or processes: a stage whose threads wait for the interpreter's lock is tried in processes, and taken back if that was no gain.
 
 Threads share one lock with one another and with the training, so a stage that computes in Python slows both, while cores are idle.
-Processes do not; but each item has to be sent to them and back, and to start them costs seconds of CPU. So a stage is moved when, for
-some windows,
+Processes do not; but each item has to be sent to them and back, and their start costs seconds of CPU. So a stage is moved if, for some
+windows,
 
 * there is more than one core, and not all of them are busy all the time;
 * its threads wait for the lock, or it is held so much that the training must be waiting for it;
-* it computes more than it waits for anything else: threads are right for who waits;
-* what the cores could do then, with the CPU time of all stages, of the training and of sending, is clearly more than what is done now.
+* it computes more than it waits for anything else: threads are right for a stage that waits;
+* the possible throughput, by the CPU time of all stages, of the training and of sending, is clearly above the present one.
 
-How much of the CPU time holds the lock is not known, so that is the most that a move may bring, and not what it will. Hence the trial:
-when the processes are there, beside which the threads go on until then, the throughput must have risen by `MEASURED_GAIN`. That is
-judged as soon as it is sure, by a test of the windows before and since, which for twice the throughput is after two or three; else after
-`STEADY_WINDOWS` of them, by their mean. Otherwise the stage goes back, and waits long before it is tried again, each time twice as
-long. Back it never goes for another reason: an idle process costs nothing but memory.
-A resize meanwhile does not end the trial: on fewer cores threads would have done less in proportion, as far as they had kept these busy.
+The share of the CPU time that holds the lock is not known, so that is only an upper bound for the gain. Hence the trial: once the
+processes are there (the threads work until then), the throughput must have risen by `MEASURED_GAIN`. That is judged as soon as it is
+sure, by a test of the windows before and since (for twice the throughput after two or three windows); else after `STEADY_WINDOWS`, by
+their mean. If it has not risen, the stage goes back, and waits long before the next trial, each time twice as long. It never goes back
+for another reason: an idle process costs only memory.
+A resize meanwhile does not end the trial: on fewer cores threads that kept them busy would have done less in proportion.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from .gains import Gain, gain
 
 ASKING_WINDOWS = 2  #: windows that must ask for it together
 ASKING_SECONDS = 1.0  #: seconds that these take at least: in a shorter time there are few looks at the lock
-LOOKED_AT = 6  #: windows that are looked at together at most
-LOCK_WAIT_SHARE = 0.1  #: share of a stage's working time spent waiting for a lock, from which on it is worth a look
-BUSY_TIME_SHARE = 0.6  #: share of the time in which no core is to be had at once, from which on processes would have none either
-LOCK_HELD_SHARE = 0.2  #: share of the time in which the lock is not to be had, from which on the same holds of the training
+LOOKED_AT = 6  #: most windows judged together
+LOCK_WAIT_SHARE = 0.1  #: least share of a stage's working time, spent waiting for a lock, for a move
+BUSY_TIME_SHARE = 0.6  #: share of the time without a free core from which on processes would have none either
+LOCK_HELD_SHARE = 0.2  #: share of the time in which the lock is taken from which on the training must be waiting for it
 PROMISED_GAIN = 1.15  #: times the throughput that must be possible
-MEASURED_GAIN = 1.05  #: times the throughput that must have come
-STEADY_WINDOWS = 6  #: windows of steady values after which a move is judged by their mean, if it was not sure before
+MEASURED_GAIN = 1.05  #: times the throughput that must be reached
+STEADY_WINDOWS = 6  #: windows of steady values after which a move is judged by their mean, if the test was not sure before
 WINDOWS_AT_MOST = 24  #: windows after which it is judged however often the values change
 START_SECONDS_AT_MOST = 90.0  #: seconds that processes may take to start
 REST_WINDOWS = 200  #: windows until a stage that came back is tried again; twice as many each time
 CORES_FACTOR_TO_RETRY = 1.5  #: times the cores, with which it may be tried again at once
 
-SENDING_SECONDS = 200e-6  #: seconds of CPU time to send what goes together to a process and its result back: 130 to 260 µs measured
-COPYING_SECONDS_PER_BYTE = 1e-9  #: the same, of a byte of either
-OWN_PROCESS_SHARE = 0.5  #: share of both that is spent in this process, under its lock
+SENDING_SECONDS = 200e-6  #: seconds of CPU time of one message to a process and its answer: 130 to 260 µs measured
+COPYING_SECONDS_PER_BYTE = 1e-9  #: seconds of CPU time for each byte of either
+OWN_PROCESS_SHARE = 0.5  #: share of these two spent in this process, under its lock
 
 
 @dataclass(slots=True)
@@ -55,13 +55,13 @@ class _Trial:
     cpus: float
     busy: float  #: cores that were kept busy
     values: Values  #: that there were
-    whole: float  #: when it was moved or, later, last had all its processes, by the observations' clock
+    whole: float  #: time of the move or, later, of the last moment with all processes, by the observations' clock
     lived: int = 0  #: windows since all processes were there
     last: tuple[int, ...] = ()
     since: list[float] = field(default_factory=list)  #: samples a second of each window since the values have last changed
 
     def gain(self) -> Gain:
-        """Over what there would be at most, on as many cores as there are, had it not been moved."""
+        """Gain over the most that threads would reach on the present cores."""
         part = min(1.0, self.cpus / self.busy) if self.busy > 0 else 1.0
         return gain([rate * part for rate in self.before], self.since)
 
@@ -74,7 +74,7 @@ class _Barred:
 
 
 class Moving:
-    """Of one pipeline, told of every window."""
+    """The moves of one pipeline; gets every window."""
 
     def __init__(self) -> None:
         self._trial: _Trial | None = None
@@ -84,23 +84,23 @@ class Moving:
 
     @property
     def trial(self) -> str:
-        """The stage that is on trial; "" where none is."""
+        """The stage on trial; "" for none."""
         return "" if self._trial is None else self._trial.stage
 
     @property
     def presses(self) -> bool:
-        """It is to be found out soon whether a stage is better off elsewhere."""
+        """Whether a decision on a move is due soon."""
         return self._trial is not None or bool(self.likely)
 
     def overdue(self, seen: Observation) -> Decision | None:
-        """Back to threads where processes do not come."""
+        """Back to threads if processes do not start."""
         trial = self._trial
         if trial is None or seen.at - trial.whole < START_SECONDS_AT_MOST or not _reading(seen, trial.stage).starting:
             return None
         return self._back(seen, trial, f"its processes have not started within {START_SECONDS_AT_MOST:.0f} s")
 
     def judged(self, seen: Observation) -> Decision | None:
-        """What becomes of the stage that is on trial, in a window in which no workers are starting; None: it goes on, or none is."""
+        """The verdict on the stage on trial, in a window in which no workers are starting; None: the trial goes on, or there is none."""
         trial = self._trial
         if trial is None:
             return None
@@ -148,7 +148,7 @@ class Moving:
     # -- to processes
 
     def _candidates(self, seen: Observation) -> list[tuple[str, float]]:
-        """Stages that may do more in processes, and how many times the throughput that is at most."""
+        """Stages that may do more in processes, and for each the most times the present throughput."""
         if seen.cpus <= 1.0 or seen.crowded >= BUSY_TIME_SHARE or not seen.throughput > 0:
             return []
         knobs = worker_knobs(seen)
@@ -167,7 +167,7 @@ class Moving:
         return waits_otherwise <= reading.cpu and (locked(reading) >= LOCK_WAIT_SHARE or seen.lock >= LOCK_HELD_SHARE)
 
     def _promise(self, seen: Observation, moved: StageReading) -> float:
-        """Times the throughput that is possible with a stage in processes."""
+        """The possible throughput with a stage in processes, as a multiple of the present one."""
         rate = seen.throughput / seen.batch_size
         training = seen.consumer_cpu / rate
         computing = sum(_computing(reading) for reading in seen.stages)
@@ -176,7 +176,7 @@ class Moving:
         left = here - _computing(moved) + OWN_PROCESS_SHARE * sending
         in_order = max((_computing(reading) for reading in seen.stages if not reading.parallel), default=0.0)
         used = min(seen.cpus, seen.cpu_used + seen.consumer_cpu)
-        cores = used + (1.0 - seen.crowded) * (seen.cpus - used)  # of those that we leave, other processes keep some busy
+        cores = used + (1.0 - seen.crowded) * (seen.cpus - used)  # other processes keep some of our unused cores busy
         possible = min(
             cores / (computing + training + sending),
             rate * here / left,  # the lock lets through as much computing in this process as now
@@ -203,7 +203,7 @@ class Moving:
     # -- and back
 
     def _not_moved(self, seen: Observation, trial: _Trial, reading: StageReading) -> Decision | None:
-        """It was asked for, and refused or given up."""
+        """The move was asked for, and refused or given up."""
         self._trial = None
         self._bar(trial.stage, seen)
         return Decision(seen.values, f"{trial.stage} stays in threads: {reading.stays}") if reading.stays else None
@@ -228,13 +228,13 @@ def _computing(reading: StageReading) -> float:
 
 
 def locked(reading: StageReading) -> float:
-    """Share of its threads' time in the function that they wait for a lock."""
+    """Share of its threads' time in the function spent waiting for a lock."""
     took = reading.cpu + reading.wait
     return reading.lock / took if took > 0 else 0.0
 
 
 def pooled(windows: Sequence[Observation]) -> Observation:
-    """Windows as one: looks at the lock are few in each. Values and what is counted are the last one's."""
+    """Windows as one, since each has few looks at the lock. Values and counts are those of the last one."""
     last, span = windows[-1], sum(each.window for each in windows)
 
     def mean(of: Callable[[Observation], float]) -> float:
@@ -279,7 +279,7 @@ def _sending(seen: Observation, reading: StageReading) -> float:
 
 
 def _input_bytes(seen: Observation, reading: StageReading) -> float:
-    """Bytes of what one item of a stage is made of."""
+    """Bytes of the input for one item of a stage."""
     before: StageReading | None = None
     for each in seen.stages:
         if each is reading:

@@ -1,7 +1,7 @@
-"""Functions that one thread alone may call, called by many: a data set with an open file is read by one thread, for all that read it.
+"""Functions that only one thread may call, for many callers: one thread reads a data set with an open file, for all workers.
 
-The same thread in every pass, and for every pipeline that reads through the same owner of the file, such as the halves of a split: what
-was opened there may belong to it.
+It is the same thread in every pass, and for every pipeline that reads through the same owner of the file, such as the halves of a split,
+as an opened file may belong to its thread.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ log = logging.getLogger("stoker.loaders")
 
 _Call = tuple["Future[Any]", Callable[[Any], Any], Any]
 
-_known: dict[int, Alone] = {}  #: by the id of the owner, which they keep
-_knowing = threading.RLock()  #: a pipeline that is collected as garbage lets go at any moment
+_known: dict[int, Alone] = {}  #: by the id of the owner, which they keep alive
+_knowing = threading.RLock()  #: garbage collection of a pipeline may release one at any moment
 
 
 class Alone:
-    """A thread that calls what it is given, one after another, until nobody needs it any more."""
+    """A thread that makes calls, one after another, until it is no longer needed."""
 
     def __init__(self, name: str) -> None:
         self._users = 0
@@ -50,7 +50,7 @@ class Alone:
 
     @classmethod
     def using(cls, owner: Any, opened: Alone | None, name: str) -> Alone:
-        """The one for all that this object has; ``opened``: it is to be this, unless another was first."""
+        """The thread for all parts of this object; ``opened``: this one, unless another was first."""
         with _knowing:
             if (alone := _known.get(id(owner))) is None:
                 alone = _known[id(owner)] = opened or cls(name)
@@ -60,7 +60,7 @@ class Alone:
 
 
 def known(owner: Any) -> bool:
-    """Whether a thread is there for what this object has."""
+    """Whether there is a thread for the parts of this object."""
     with _knowing:
         return id(owner) in _known
 
@@ -70,29 +70,29 @@ def _serve(calls: queue.SimpleQueue[_Call | None]) -> None:
         answer, function, item = call
         try:
             answer.set_result(function(item))
-        except BaseException as error:  # the caller's to see
+        except BaseException as error:  # raised in the caller
             answer.set_exception(error)
-        del call, answer, function, item  # nobody holds them while it waits
+        del call, answer, function, item  # not held while it waits
 
 
 class Guarded:
-    """A stage's function for its worker threads, called by one of its own as soon as it holds what threads cannot share.
+    """A stage's function for its worker threads; one thread makes all calls as soon as it holds a handle that threads cannot share.
 
-    It is looked at now, and again after its first, second, fourth, eighth … call. Many data sets open their file at the first sample: of
-    one that reads, the first call is made before all others, alone.
+    It is inspected now, and again after its first, second, fourth, eighth … call. Many data sets open their file at the first sample, so
+    the first call that reads is made before all others, alone.
 
     Args:
-        subject: what has the state: the data set, or the function itself.
+        subject: the object with the state: the data set, or the function itself.
         name: of it, in messages.
         reads: its calls read samples of a data set.
 
-    Raises UsageError where it holds what belongs to a thread that is not one of ours.
+    Raises UsageError if it holds a handle that belongs to a thread that is not ours.
     """
 
     def __init__(self, stage: str, function: Callable[[Any], Any], subject: Any, name: str, *, reads: bool) -> None:
         self._stage, self._function, self._subject, self._name = stage, function, subject, name
         self._lock, self._calls = threading.Lock(), 0
-        self._settled = not may_change(subject)  #: nothing will be opened any more
+        self._settled = not may_change(subject)  #: it will open no more files
         self._handle: Handle | None = None
         self._alone: Alone | None = None
         if (foreign := self._look(None)) is not None:
@@ -129,7 +129,7 @@ class Guarded:
             alone.let_go()
 
     def _try(self, item: Any) -> Any:
-        """The first call, by the thread that makes the others too if it is seen to open what threads cannot share."""
+        """The first call, by a thread that makes all others too if this one opens a handle that threads cannot share."""
         alone = Alone(f"{self._stage}-alone")
         try:
             return alone.call(self._function, item)
@@ -149,7 +149,7 @@ class Guarded:
             return self._alone
 
     def _look(self, opened: Alone | None) -> Handle | None:
-        """One that belongs to a thread which is none of ours: nothing can be done. ``opened``: the thread that may have opened it."""
+        """A handle that belongs to a thread that is not ours, which is an error. ``opened``: the thread that may have opened it."""
         if self._handle is not None or (found := handle(self._subject, self._name)) is None:
             return None
         if found.bound and opened is None and not known(found.owner):

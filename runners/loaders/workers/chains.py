@@ -1,8 +1,8 @@
-"""One call of a worker process: its stage's function, and those of the stages right behind it that are done along with it.
+"""One call of a worker process: its stage's function, and those of the next stages that join it.
 
-A way between two processes costs as much as decoding a small image does. Where a stage in processes is followed by a Batch, a process
-therefore takes all items of a batch at once, collates what it has made of them, and sends that alone. And where the source asks for it, it
-reads them, too, so that indices are all that is sent to it. What each stage of the chain took is told apart.
+A message between two processes costs as much as decoding a small image. So if a Batch follows a stage in processes, a process takes all
+items of a batch at once, collates its results, and sends only the batch. And if the source asks for it, the process also reads the items,
+so that only indices are sent to it. The time of each stage of the chain is reported apart.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from typing import Any, NamedTuple
 from ..readings.meters import Spent, Stopwatch
 from .channel import Item
 
-_At = Callable[[int, int], None]  #: told of the place in the chain, and of which item of the call, before each call of a function
+_At = Callable[[int, int], None]  #: called with the place in the chain, and the item of the call, before each call of a function
 
 
 class Step(NamedTuple):
-    """What a stage did of a call."""
+    """A stage's part of a call."""
 
     items: int
     spent: Spent
 
 
 class Done(NamedTuple):
-    """Payload of an item of which the next stages have been done already, with what each of them took."""
+    """Payload of an item after several stages' work, with the measured step of each."""
 
     payload: Any
     steps: tuple[Step, ...]
 
 
 class Unread(NamedTuple):
-    """Payload of an item that the source has not read: who works on it reads it first."""
+    """Payload of an item that the source has not read: its worker reads it first."""
 
     index: Any
 
 
 class Carried(NamedTuple):
-    """Payload of an item that stands for these, one after another: queues and workers before the one who reads are passed once for all."""
+    """Payload of an item that stands for several: they pass queues and workers before the reader at once."""
 
     items: Sequence[Item]
 
@@ -62,10 +62,10 @@ class Group(NamedTuple):
 
 
 class ChainCall(NamedTuple):
-    """What `Chain.run` is given.
+    """The argument of `Chain.run`.
 
     Attributes:
-        whole: all of a batch; else one item, to be worked on as far as the batch.
+        whole: all of a batch; else one item, processed up to the batch.
         unread: places of those payloads that are indices, to be read first.
     """
 
@@ -85,13 +85,13 @@ class ChainCall(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Functions of consecutive stages: the source's, where it may be done along, the one of whose workers this is, and those behind it.
+    """Functions of consecutive stages: the source's, if it may join, that of the stage whose workers these are, and those behind it.
 
     Attributes:
         names: of the stages.
-        batch: place of the one that is given the list of what came of a whole call; None: each call is of one item.
+        batch: place of the function that gets the list of a whole call's results; None: each call has one item.
         size: of that list.
-        reads: the first is the source's, for what is unread.
+        reads: the first is the source's, for unread items.
     """
 
     functions: tuple[Callable[[Any], Any], ...]
@@ -102,7 +102,7 @@ class Chain:
 
     @property
     def own(self) -> int:
-        """Place of the stage whose workers do all this."""
+        """Place of the stage whose workers these are."""
         return int(self.reads)
 
     @property
@@ -121,7 +121,7 @@ class Chain:
         return shorter if keeps else replace(shorter, batch=None, size=1)
 
     def run(self, call: ChainCall, *, watch: Stopwatch, at: _At = lambda _, __: None) -> tuple[Any, tuple[Step, ...]]:
-        """Result of the last stage, and what each took."""
+        """Result of the last stage, and the measured step of each."""
         values, steps = call.payloads, []
         for place, function in enumerate(self.functions):
             if place < self.own:
@@ -138,7 +138,7 @@ class Chain:
         return result, tuple(steps)
 
     def positions(self, item: Item, place: int, index: int) -> tuple[int, ...]:
-        """Of the samples that a function was given."""
+        """Positions of the samples that a function got."""
         if not isinstance(item.payload, Group) or index < 0 or (self.batch is not None and place >= self.batch):
             return item.positions
         return item.payload.items[index].positions
@@ -161,7 +161,7 @@ def _each(function: Callable[[Any], Any], at: Callable[[int], None], values: lis
 
 
 class Where(NamedTuple):
-    """Whoever works is at this place of the chain."""
+    """The place of a worker in the chain."""
 
     call: int  #: number of the call, from 1
     place: int
@@ -170,7 +170,7 @@ class Where(NamedTuple):
 
 
 class Whereabouts:
-    """Where in a call a worker process is: memory that it shares with its parent, who reads it after its death, too."""
+    """A worker process's place in a call, in memory shared with its parent, which can read it after its death, too."""
 
     _WORDS = struct.Struct("=qqqd")
 
@@ -194,7 +194,7 @@ class Whereabouts:
             os.close(self._file)
 
     def let_go(self) -> None:
-        """Free the memory, which a descriptor goes with; what it says last is still to be read."""
+        """Free the memory and its descriptor; its last content can still be read."""
         self._memory = bytearray(self._memory[: self._WORDS.size])
 
     def begin(self, place: int) -> None:

@@ -15,15 +15,15 @@ class _Skip:
         return "SKIP"
 
 
-SKIP: Any = _Skip()  #: payload of what an earlier run delivered: it keeps its place in the order, and nobody works on it
+SKIP: Any = _Skip()  #: payload of an item that an earlier run delivered: it keeps its place in the order, and is not worked on
 
 
 class Item(NamedTuple):
-    """What flows through a pipeline."""
+    """An item that flows through a pipeline."""
 
-    positions: tuple[int, ...]  #: of the samples of the source it was made of
+    positions: tuple[int, ...]  #: of its samples in the source
     payload: Any
-    size: int  #: bytes, those of the item itself included: a queue of empty ones is bounded too
+    size: int  #: bytes, with the item's own, so that a queue of empty ones is bounded too
 
 
 class Bound(NamedTuple):
@@ -38,8 +38,8 @@ def _never() -> bool:
 class Channel:
     """Many producers, one consumer at a time.
 
-    Ordered: an item may come in when it is less than ``bound.items`` numbers ahead of the next to go out, so that
-    nobody runs away from a slow item; that next item itself always may, or full bytes would lock it out for ever.
+    Ordered: an item may come in if it is less than ``bound.items`` numbers ahead of the next to go out, so that no
+    producer runs far ahead of a slow item; that next item itself always may, or full bytes would lock it out for ever.
     Unordered: first come, first out. An item larger than the bound passes alone.
     """
 
@@ -81,11 +81,11 @@ class Channel:
         """The next item. One consumer at a time.
 
         Args:
-            leave: whether the caller is to give up waiting; looked at when `wake` is called.
+            leave: whether the caller is to give up waiting; called after each `wake`.
             tick: called each ``every`` seconds of waiting, without the lock.
 
         Raises:
-            Drained: everything has gone out. Leave: ``leave`` said so. Stopped: the pass is over.
+            Drained: everything has gone out. Leave: ``leave`` was true. Stopped: the pass is over.
         """
         with self._lock:
             while self._next not in self._held:
@@ -106,12 +106,12 @@ class Channel:
             return item
 
     def wake(self) -> None:
-        """Let a waiting consumer look again whether it is to leave."""
+        """Make a waiting consumer call ``leave`` again."""
         with self._lock:
             self._filled.notify_all()
 
     def rebound(self, bound: Bound) -> None:
-        """A lower bound drops nothing: producers wait until what is held has gone below it."""
+        """A lower bound drops nothing: producers wait until the content is below it."""
         with self._lock:
             self._bound = bound
             self._let_in()
@@ -123,7 +123,7 @@ class Channel:
             self._filled.notify_all()
 
     def stop(self) -> None:
-        """Everybody who waits or comes later gets Stopped; what is held is dropped."""
+        """All waiting and later callers get Stopped; the content is dropped."""
         with self._lock:
             self.stopped = True
             self._held.clear()
@@ -134,7 +134,7 @@ class Channel:
 
     @property
     def full(self) -> bool:
-        """Whoever puts now may have to wait."""
+        """Whether a producer may have to wait now."""
         return bool(self._waiting) or len(self._held) >= self._bound.items or self._bytes >= self._bound.bytes
 
     @property
@@ -143,7 +143,7 @@ class Channel:
         return len(self._held), self._bytes
 
     def _let_in(self) -> None:
-        """Those who wait, the lowest number first, as long as there is room: none overtakes a lower one that waits."""
+        """Let waiting producers in, the lowest number first, as long as there is room: none overtakes a lower one."""
         while self._waiting:
             number, gate, item = self._waiting[0]
             if not self._admits(number, item.size):

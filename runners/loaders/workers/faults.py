@@ -1,4 +1,4 @@
-"""Faults inside a pipeline, told with the stage and the item."""
+"""Faults inside a pipeline, which name the stage and the item."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class StageError(StokerError):
 
 
 class Ended(StokerError):
-    """The pass that is iterated was ended from elsewhere: by close(), or by another iteration of the same pipeline."""
+    """The pass was ended from elsewhere: by close(), or by another iteration of the same pipeline."""
 
 
 class Ragged(ValueError):
@@ -35,18 +35,18 @@ class Ragged(ValueError):
 
 
 class At(NamedTuple):
-    """What somebody works on."""
+    """The work of a worker at a moment."""
 
     stage: str
     positions: tuple[int, ...]
-    place: int = 0  #: of the stage among those that are done in one call
-    since: float = -math.inf  #: time.perf_counter; before the call began where that is not known better
+    place: int = 0  #: of the stage among those of one call
+    since: float = -math.inf  #: time.perf_counter; a time before the call if it is not known better
 
 
 class Misplaced(Exception):
-    """What a function raised at a part of its item, or in a stage that was done along with it.
+    """An error of a function at a part of its item, or in a stage that joined it.
 
-    ``unsent``: nothing raised, but the item or what came of it cannot be sent between processes.
+    ``unsent``: no function raised, but the item or its result cannot be sent between processes.
     """
 
     def __init__(self, error: Exception, at: At, *, unsent: bool = False) -> None:
@@ -55,7 +55,7 @@ class Misplaced(Exception):
 
 
 class Unreplaced(StokerError):
-    """A worker's process has died in the middle of an item, and no other can be had."""
+    """A worker's process has died during an item, and no other can be started."""
 
 
 class Drained(Exception):
@@ -78,7 +78,7 @@ def words(positions: Sequence[int]) -> str:
 
 
 def located(error: BaseException, stage: str, positions: Sequence[int]) -> BaseException:
-    """The error as the consumer is to see it: itself, with a note of where; a StageError where it could not be raised as itself."""
+    """The error for the consumer: itself, with a note of its place; a StageError if it cannot be raised as itself."""
     if isinstance(error, Misplaced):
         return located(error.error, error.at.stage, error.at.positions)
     if isinstance(error, StageError):

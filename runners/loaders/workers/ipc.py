@@ -1,12 +1,11 @@
-"""Objects over a Unix socket between two processes: what is large travels in an anonymous memory file.
+"""Objects over a Unix socket between two processes: large buffers travel in an anonymous memory file.
 
 A pickle (protocol 5) hands out the buffers of arrays and tensors; together, above 256 KiB, they are written once into a memfd whose
 descriptor goes over the socket, and the receiver maps it: its arrays live in that mapping, without another copy, until the last of
-them is dropped. A memfd has no name, so that nothing can be left in /dev/shm, whoever is killed and when, and the small /dev/shm of
-a container does not bound it. torch.multiprocessing would hold a descriptor or a name for each tensor, at some 0.5 ms of CPU time each.
+them is dropped. A memfd has no name, so a killed process leaves nothing in /dev/shm, and the small /dev/shm of a container does not
+bound it. torch.multiprocessing would hold a descriptor or a name for each tensor, at some 0.5 ms of CPU time each.
 
-What goes to many processes (`Shared`) is written once for all of them; each maps it copy-on-write, so that its pages are theirs together
-until one of them writes to some.
+An object for many processes (`Shared`) is written once; each maps it copy-on-write, so they share its pages until one writes to some.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class _Place(IntEnum):
 
 _HEADER = struct.Struct("<QQB")  #: bytes of the pickle, number of buffers, their _Place
 _LENGTH = struct.Struct("<Q")
-_INLINE = 256 << 10  #: bytes of buffers that go through the socket: about what it holds, so that neither side waits for the other
+_INLINE = 256 << 10  #: bytes of buffers that go through the socket: about its capacity, so that neither side waits for the other
 _ALIGN = 64
 
 
@@ -55,10 +54,10 @@ class OnDevice(Exception):
 
 
 def dumps(value: Any, *, limit: float = math.inf, on_host: bool = False) -> tuple[bytes, list[memoryview]]:
-    """Pickle, and the buffers that it refers to.
+    """The pickle, and the buffers to which it refers.
 
-    ``limit``: bytes of the pickle, which is a copy as the buffers are not; TooLarge, as soon as there are more. ``on_host``: tensors in
-    the memory of a device are OnDevice: whoever unpickles one makes a context of its own there, which is hundreds of MiB.
+    ``limit``: bytes of the pickle, which is a copy (the buffers are not); TooLarge as soon as there are more. ``on_host``: tensors in the
+    memory of a device raise OnDevice, since unpickling one makes a context there, of hundreds of MiB.
     """
     buffers: list[pickle.PickleBuffer] = []
     stream = _Stream(limit)
@@ -67,7 +66,7 @@ def dumps(value: Any, *, limit: float = math.inf, on_host: bool = False) -> tupl
 
 
 def send(to: socket.socket, data: bytes, views: Sequence[memoryview]) -> None:
-    """What `dumps` made. Closed: nobody is there to take it."""
+    """Send the result of `dumps`. Closed: the receiver is gone."""
     lengths = [view.nbytes for view in views]
     if sum(lengths) <= _INLINE:
         _send_all(to, b"".join((_head(data, lengths, _Place.SOCKET), data, *views)))
@@ -80,7 +79,7 @@ def send(to: socket.socket, data: bytes, views: Sequence[memoryview]) -> None:
 
 
 class Packed:
-    """An object to be sent by other means than a socket of ours: its pickle, and its buffers, in a memory file where they are large."""
+    """An object to be sent by other means than a socket of ours: its pickle and its buffers, large ones in a memory file."""
 
     def __init__(self, value: Any) -> None:
         self.data, views = dumps(value)
@@ -100,7 +99,7 @@ def unpacked(data: bytes, lengths: Sequence[int], inline: Sequence[Any], file: i
 
 
 class Shared:
-    """What `dumps` made, for many receivers: the large buffers are written once, when the first of them is sent to. For any thread."""
+    """A result of `dumps` for many receivers: its large buffers are written once, at the first send. Thread-safe."""
 
     def __init__(self, data: bytes, views: list[memoryview]) -> None:
         self._data, self._views = data, views
@@ -110,16 +109,16 @@ class Shared:
 
     @property
     def sent_bytes(self) -> int:
-        """That each receiver has a copy of, as the objects which it unpickles."""
+        """Bytes of which each receiver has a copy, as unpickled objects."""
         return len(self._data)
 
     @property
     def shared_bytes(self) -> int:
-        """That all receivers hold together."""
+        """Bytes that all receivers share."""
         return sum(self._lengths)
 
     def same(self, other: Shared) -> bool:
-        """Whether it is what the other was made of, if nobody has written into the buffers since."""
+        """Whether both are of the same object, unless the buffers were written to since."""
         if self._data != other._data or self._lengths != other._lengths:
             return False
         return all(_same(mine, theirs) for mine, theirs in zip(self._views, other._views, strict=True))
@@ -152,7 +151,7 @@ class Shared:
 def receive(source: socket.socket, *, apart: bool = False) -> Any:
     """The object that was sent; ``apart``: each array and tensor in memory of its own, so that one does not keep the others.
 
-    Closed: the other end is gone. StokerError: a descriptor more cannot be had. What unpickling raises is raised.
+    Closed: the other end is gone. StokerError: no free descriptor. Errors of unpickling are raised.
     """
     first, files, flags, _ = _receive_first(source)
     try:
@@ -161,7 +160,7 @@ def receive(source: socket.socket, *, apart: bool = False) -> Any:
         size, count, place = _HEADER.unpack(first + _exactly(source, _HEADER.size - 1))
         lengths = [_LENGTH.unpack_from(raw, 0)[0] for raw in (_exactly(source, _LENGTH.size) for _ in range(count))]
         data = _exactly(source, size)
-        if flags & socket.MSG_CTRUNC:  # found out only now, so that the next object begins where this one ends
+        if flags & socket.MSG_CTRUNC:  # raised only now, so that the next object begins where this one ends
             raise StokerError("too many open files: the memory file of an item could not be taken; raise `ulimit -n`")
         if place == _Place.SOCKET:
             buffers: Sequence[Any] = [_exactly(source, length) for length in lengths]
@@ -246,7 +245,7 @@ def _filled(views: Sequence[memoryview]) -> int:
 
 
 def _mapped(file: int, lengths: Sequence[int], place: _Place) -> list[memoryview]:
-    # A private mapping that is populated is copied there and then: its pages come when they are read.
+    # A populated private mapping would be copied at once: without it, pages come when they are read.
     flags = mmap.MAP_SHARED | mmap.MAP_POPULATE if place is _Place.OWN_FILE else mmap.MAP_PRIVATE
     try:
         whole = memoryview(mmap.mmap(file, 0, flags=flags))

@@ -1,7 +1,7 @@
-"""Ends that must come before the interpreter's.
+"""Calls that must be made before the interpreter ends.
 
-A thread that is in torch's code when the interpreter goes down, be it only to free a tensor, aborts the process: the interpreter ends it
-by unwinding its stack, which C++ takes for an error. So whatever is still at work then is stopped and waited for, as close() does.
+A thread that is in torch's code when the interpreter ends, even only to free a tensor, aborts the process: the interpreter ends the
+thread by unwinding its stack, which C++ takes for an error. So all threads still at work are stopped and joined, as close() does.
 """
 
 from __future__ import annotations

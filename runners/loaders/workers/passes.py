@@ -1,4 +1,4 @@
-"""One pass over the source: channels, crews, and what the consumer has been given."""
+"""One pass over the source: channels, crews, and the deliveries to the consumer."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Pass:
     """Threads and processes at work until `stop`.
 
     Args:
-        kinds: which stages' workers are processes, from the beginning and after each `resize`.
+        kinds: the stages whose workers are processes, at the beginning and after each `resize`.
         sizes: workers of each stage that has them, by index; MiB of each Prefetch.
-        progress: where to begin; told of what is delivered by the consumer.
-        source: what the Source's `begin` gave.
+        progress: the place to begin; the consumer updates it at each delivery.
+        source: the result of the Source's `begin`.
     """
 
     def __init__(
@@ -68,13 +68,13 @@ class Pass:
         at_exit(self.stop)
         try:
             for index, crew in self.crews.items():
-                crew.move(self._sizes[index], processes=self._kinds.processes(index))  # what cannot be sent any more is in threads now
+                crew.move(self._sizes[index], processes=self._kinds.processes(index))  # one that cannot be sent is in threads now
         except BaseException:
             self.stop()
             raise
 
     def resize(self, sizes: Mapping[int, int]) -> None:
-        """And have workers of the kinds that there are to be."""
+        """Resize the stages, and set the kinds of their workers."""
         for index, size in sizes.items():
             moved = index in self.crews and self.crews[index].processes != self._kinds.processes(index)
             if moved or self.sizes[index] != size or self._sizes[index] != size:
@@ -82,7 +82,7 @@ class Pass:
                 if index in self.crews and not self._stopped.is_set():
                     self.crews[index].move(size, processes=self._kinds.processes(index))
                 self.channels[index].rebound(self.bound(index))
-        for index in range(self._kinds.reader):  # items may go together from now on, or no longer: as many are to be held as before
+        for index in range(self._kinds.reader):  # items may go together from now on, or no longer: the number held stays the same
             self.channels[index].rebound(self.bound(index))
 
     @property
@@ -91,14 +91,14 @@ class Pass:
 
     @property
     def sizes(self) -> Mapping[int, int]:
-        """Workers that there are or soon will be, and MiB."""
+        """Workers, starting ones included, and MiB."""
         return {index: self.crews[index].wanted or size if index in self.crews else size for index, size in self._sizes.items()}
 
     def next(self) -> Item:
-        """What comes next for the consumer.
+        """The next item for the consumer.
 
         Raises:
-            Drained: the pass is over. Stopped: it was stopped by another. Else what went wrong in a stage.
+            Drained: the pass is over. Stopped: it was stopped from elsewhere. Others: the error of a stage.
         """
         while True:
             try:
@@ -114,7 +114,7 @@ class Pass:
                 return item
 
     def stop(self) -> None:
-        """End all threads; processes end too unless the pass came to its natural end."""
+        """End all threads, and the processes too, unless the pass had its natural end."""
         with self._lock:
             self._stopped.set()
         if self._contention is not None:
@@ -131,7 +131,7 @@ class Pass:
             log.warning("%s: ended while workers of %s are at an item; they end with it", self._name, ", ".join(late))
 
     def fail(self, error: BaseException) -> None:
-        """The first fault stops everything and is the consumer's to see."""
+        """The first fault stops everything; the consumer gets it."""
         with self._lock:
             if self._stopped.is_set():
                 return
@@ -202,7 +202,7 @@ class Pass:
         )  # fmt: skip
 
     def _plan(self, index: int, stage: Stage, source: Channel) -> tuple[Feed, Callable[[bool], Hand] | None]:
-        """What the workers of a stage take, and who does the work."""
+        """The feed of a stage's workers, and the maker of their hands."""
         if isinstance(stage, Map):
             return Passing(source), self._hire(index)
         if isinstance(stage, Batch):

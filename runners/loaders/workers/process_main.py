@@ -33,7 +33,7 @@ class WorkerAnswer:
 class Raised:
     error: BaseException
     where: Where
-    unsent: bool = False  #: nothing raised, but what was returned cannot be sent
+    unsent: bool = False  #: no error, but the return value cannot be sent
 
 
 def main(parent: socket.socket, whereabouts: Whereabouts) -> None:
@@ -78,7 +78,7 @@ def _answer(parent: socket.socket, answer: WorkerAnswer | Raised, whereabouts: W
     try:
         data, views = ipc.dumps(answer)
     except Exception as error:
-        refused = TypeError(f"what the function returned cannot be sent from a worker process: {error}")
+        refused = TypeError(f"the function's return value cannot be sent from a worker process: {error}")
         data, views = ipc.dumps(Raised(refused, whereabouts.read(), unsent=True))
     ipc.send(parent, data, views)
 
@@ -97,7 +97,7 @@ def _portable(error: BaseException) -> BaseException:
 
 
 def _die_with_parent() -> None:
-    """The fork server ends when the process that uses the pipeline does, however that ends; then the kernel kills this one."""
+    """The fork server ends with the process that uses the pipeline, whatever ends that; then the kernel kills this one."""
     server = os.getppid()
     with contextlib.suppress(OSError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

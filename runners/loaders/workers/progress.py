@@ -1,4 +1,4 @@
-"""The items of a pass that were delivered: enough to go on exactly, whatever was in flight."""
+"""The delivered items of a pass: enough to continue exactly, whatever was in flight."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class Progress:
     Attributes:
         number: of the pass, from 0.
         delivered: items that the consumer was given.
-        high: positions of the source below it were delivered, but for ``pending``. Their number is bounded by what
-            shuffles and queues hold, not by the data.
+        high: all positions of the source below it were delivered, except ``pending``. Their number is bounded by the
+            content of shuffles and queues, not by the data.
     """
 
     def __init__(self, number: int = 0, delivered: int = 0, high: int = 0, pending: Iterable[int] = ()) -> None:

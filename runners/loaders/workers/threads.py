@@ -1,13 +1,13 @@
-"""The workers of one stage during one pass: threads, as many as are wanted now, which do the work themselves or drive a process each.
+"""The workers of one stage during one pass: the wanted number of threads, which do the work themselves or drive a process each.
 
-Growing starts threads; when there are too many, whoever has put its item away leaves. A worker thread is a daemon, so that a
-function that never returns keeps neither close() nor the interpreter's exit waiting.
+Growing starts threads; if there are too many, a worker leaves after it has passed on its item. A worker thread is a daemon, so that
+a function that never returns delays neither close() nor the interpreter's exit.
 
-Moving the work from threads to processes, or back, is to grow the one kind and to shrink the other: for each worker that is there and
-ready, one of the other kind leaves. Items have their numbers from the one feed, so who works on them is nothing to their order.
+Moving the work from threads to processes, or back, grows one kind and shrinks the other: for each worker that is ready, one of the other
+kind leaves. Items have their numbers from the feed, so their order does not depend on the worker.
 
-A worker whose process is quick takes its next item before the last one is done, where one is there that nobody else waits for. It does
-that too before it leaves; and it takes none while the queue behind it is full, which what it makes would only lengthen.
+A worker whose process is quick takes its next item before the last one is done, if there is one that no other worker waits for. It does
+that also before it leaves. It takes none while the queue behind it is full.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ log = logging.getLogger("stoker.loaders")
 
 
 class Outcome(NamedTuple):
-    """What became of an item."""
+    """The outcome of an item."""
 
     payload: Any
-    items: int  #: that were worked on
+    items: int  #: number processed
     spent: Spent
-    elsewhere: float = 0.0  #: seconds of its CPU time that were not this thread's, or, below 0, of this thread's that were not for it
-    read: Step | None = None  #: what reading took, where it was done along
+    elsewhere: float = 0.0  #: seconds of its CPU time outside this thread, or, below 0, of this thread's for other work
+    read: Step | None = None  #: the measured step of reading, if its workers also read
 
     @classmethod
     def of(cls, result: Any, steps: tuple[Step, ...], *, reads: bool = False, elsewhere: bool = True) -> Outcome:
-        """For the worker's own stage, of which those behind it find what is theirs in the payload. ``reads``: the first is the source's."""
+        """For the worker's own stage; later stages find their steps in the payload. ``reads``: the first is the source's."""
         read = steps[0] if reads else None
         own, *others = steps[1:] if reads else steps
         away = own.spent.cpu if elsewhere else -read.spent.cpu if read else 0.0
@@ -59,21 +59,21 @@ class Hand(Protocol):
     """Does the work of one worker, in its thread."""
 
     def call(self, item: Item, following: Callable[[], Item | None]) -> Outcome:
-        """Do this one. ``following`` takes the one that it will be called for next, if there is one already."""
+        """Process this item. ``following`` takes the item of the next call, if there is one already."""
 
     def at(self, item: Item) -> At | None:
-        """What of the item it is at, where that is known; asked by any thread during `call`."""
+        """Its place in the item, if known; any thread may ask during `call`."""
 
     def let_go(self, *, drained: bool) -> None:
-        """The worker leaves; ``drained``: because nothing is left to do, not because it is one too many."""
+        """The worker leaves; ``drained``: because no work is left, not because it is one too many."""
 
 
 class ChainHand:
-    """All that a process would do in one call is done in the worker's own thread."""
+    """Does the work of a process's call in the worker's own thread."""
 
     def __init__(self, chain: Chain) -> None:
         self._chain, self._stopwatch = chain, Stopwatch()
-        self._where: tuple[int, int, float] | None = None  #: place in the chain, which item of the call, and since when
+        self._where: tuple[int, int, float] | None = None  #: place in the chain, item of the call, and start time
 
     def call(self, item: Item, following: Callable[[], Item | None]) -> Outcome:
         try:
@@ -99,7 +99,7 @@ class ChainHand:
 
 
 class ThreadHand:
-    """The function is called in the worker's own thread. ``unread``: does what the source has left to be read too."""
+    """Calls the function in the worker's own thread. ``unread``: also reads items that the source has left unread."""
 
     def __init__(self, function: Callable[[Any], Any], unread: ChainHand | None = None) -> None:
         self._function, self._unread = function, unread
@@ -113,7 +113,7 @@ class ThreadHand:
         return Outcome(result, 1, spent)
 
     def at(self, item: Item) -> At | None:
-        """No better than the worker itself, of what has been read."""
+        """No better known than to the worker itself, for read items."""
         return None if self._unread is None else self._unread.at(item)
 
     def let_go(self, *, drained: bool) -> None:
@@ -129,23 +129,23 @@ class _Worker:
     hand: Hand | None
     processes: bool
     meter: Meter = field(default_factory=Meter)
-    ahead: deque[tuple[int, Item]] = field(default_factory=deque)  #: taken, and to be worked on next
-    gone: bool = False  #: its process is, and it counts no longer
+    ahead: deque[tuple[int, Item]] = field(default_factory=deque)  #: items taken to be processed next
+    gone: bool = False  #: its process is gone, so it no longer counts
 
 
 class Crew:
     """Workers of one stage in one pass.
 
     Args:
-        hire: makes the hand of a worker, in its thread, given whether a process is to do the work; None: items pass as they are.
-        groups: the same feed, where a process may take all items of a batch at once.
-        waits_on: the channel that `feed` takes from, to wake those who are to leave; None: it does not wait.
-        failed: told what went wrong, by the worker that it happened to.
-        limits: seconds for an item, of this stage and of those that are done along with it; None: no limit.
+        hire: makes the hand of a worker, in its thread; its argument: whether a process does the work. None: items pass unchanged.
+        groups: the same feed, if a process may take all items of a batch at once.
+        waits_on: the channel from which `feed` takes, to wake workers that are to leave; None: it does not wait.
+        failed: called by a worker with its error.
+        limits: seconds for an item, of this stage and of those that join it; None: no limit.
         processes: whether the workers are processes to begin with.
-        here: what a process does in one call, for a thread to do where the process is gone.
-        stays: told why the work stays in threads, where processes cannot be had or used; None: then it cannot be done.
-        read: told what reading took of what its workers have read along.
+        here: the work of a process's call, for a thread if the process is gone.
+        stays: called with the reason if processes cannot be started or used, so that the work stays in threads; None: that is an error.
+        read: called with the measured step of reading, if its workers also read.
     """
 
     def __init__(
@@ -174,26 +174,26 @@ class Crew:
         self._position = 0  #: of the next item among those of the feed
         self._lock = threading.Lock()  #: of what follows
         self.wanted = 0  #: workers: those of `resize`, less those that could not be started
-        self.processes = processes  #: the kind that is wanted: whether workers are processes, or are becoming so
+        self.processes = processes  #: the wanted kind: whether workers are processes, or are becoming so
         self._started = 0
-        self._alive = {False: 0, True: 0}  #: by whether they are processes
-        self._moved = 0  #: workers of the other kind that there were when it was changed
+        self._alive = {False: 0, True: 0}  #: number of threads and of processes
+        self._moved = 0  #: workers of the other kind at the time of the change
         self._at_work = 0  #: items taken and not yet put
         self._drained = False
         self._threads: set[threading.Thread] = set()  #: that may have an item or a part of the feed
-        self._leaving: set[threading.Thread] = set()  #: that have ended but for their last lines
-        self._meters: dict[bool, set[Meter]] = {False: set(), True: set()}  #: of those who are there, by kind
+        self._leaving: set[threading.Thread] = set()  #: that are at their last lines
+        self._meters: dict[bool, set[Meter]] = {False: set(), True: set()}  #: of ready workers, by kind
         self._gone = Totals()  #: of workers that have left
 
     def resize(self, workers: int) -> None:
-        """Have so many from now on; those who are too many leave when they have put their item away."""
+        """Have so many from now on; surplus workers leave after their current item."""
         with self._lock:
             self.wanted = workers
             self._fill()
         self._wake()
 
     def move(self, workers: int, *, processes: bool) -> None:
-        """Have so many of this kind from now on; the others leave as these come."""
+        """Have so many of this kind from now on; the others leave as these become ready."""
         with self._lock:
             if processes != self.processes:
                 self._moved = self._alive[not processes]
@@ -203,7 +203,7 @@ class Crew:
 
     @property
     def starting(self) -> int:
-        """Workers that are wanted and not there yet: a process takes its time to start."""
+        """Wanted workers that are not ready yet: a process takes time to start."""
         with self._lock:
             return 0 if self._drained else max(0, self.wanted - len(self._meters[self.processes]))
 
@@ -212,12 +212,12 @@ class Crew:
             return sum((meter.read(now) for meter in self._there()), self._gone)
 
     def threads_at_work(self) -> list[int]:
-        """The kernel's numbers of those that are in the function at this moment, in this process."""
+        """The kernel's numbers of this process's threads that are in the function now."""
         with self._lock:
             return [meter.thread for meter in self._meters[False] if meter.phase is WorkPhase.WORKING]
 
     def credit(self, read: Step) -> None:
-        """Others have done this of its work."""
+        """Count work that another stage's workers did for it."""
         with self._lock:
             self._gone += Totals(read.items, read.spent.cpu, read.spent.wait, QUEUED_ITEM_BYTES * read.items, elsewhere=read.spent.cpu)
 
@@ -226,7 +226,7 @@ class Crew:
         return self._feed.kept
 
     def check_limit(self, now: float) -> None:
-        """Fail when a worker has been at one item for longer than the limit."""
+        """Fail if a worker has been at one item for longer than the limit."""
         if not any(self._limits):
             return
         with self._lock:
@@ -251,13 +251,13 @@ class Crew:
         return not any(thread.is_alive() for thread in threads)
 
     def let_go(self) -> None:
-        """Drop what the feed holds, once the pass has been stopped and nobody is at work; who leaves last does it."""
+        """Drop the feed's content, once the pass has been stopped and no worker is active; the last to leave does it."""
         with self._lock:
             if self.output.stopped and not self._threads:
                 self._feed.let_go()
 
     def _fill(self) -> None:
-        """Start as many as are missing of the kind that is wanted. With the lock."""
+        """Start the missing workers of the wanted kind. With the lock."""
         while self._alive[self.processes] < self.wanted and not self._drained and not self.output.stopped:
             if not self._start(processes=self.processes):
                 return
@@ -267,7 +267,7 @@ class Crew:
         return chain.from_iterable(self._meters.values())
 
     def _wake(self) -> None:
-        """Let who waits for input look whether it is to leave."""
+        """Make workers that wait for input check whether to leave."""
         if self._waits_on is not None:
             self._waits_on.wake()
 
@@ -291,7 +291,7 @@ class Crew:
     def _work(self, processes: bool) -> None:
         worker: _Worker | None = None
         try:
-            worker = _Worker(self._hired(processes), processes)  # measured from now, when its process is there
+            worker = _Worker(self._hired(processes), processes)  # measured from now on, as its process is ready
             self._welcome(worker)
             while True:
                 try:
@@ -300,10 +300,10 @@ class Crew:
                     if worker.gone or self._may_leave(processes):
                         return
                 else:
-                    self._pass_on(*taken.pop(), worker)  # nobody holds it while the worker waits for the next
+                    self._pass_on(*taken.pop(), worker)  # not held while the worker waits for the next
         except (Drained, Leave, Stopped):
             pass
-        except BaseException as error:  # whatever it is, it is the consumer's to see
+        except BaseException as error:  # the consumer gets any error
             self._failed(error)
         finally:
             if worker is not None and worker.hand is not None:
@@ -311,7 +311,7 @@ class Crew:
             self._end(worker)
 
     def _hired(self, processes: bool) -> Hand | None:
-        """Leave: it cannot be had, and there are others; growing is no reason to end a training."""
+        """Leave: no hand, but there are other workers; a failed growth must not end a training."""
         if self._hire is None:
             return None
         try:
@@ -322,7 +322,7 @@ class Crew:
             raise Leave from error
 
     def _done_without(self, error: StokerError, processes: bool, meter: Meter | None = None) -> bool:
-        """Whether the stage goes on without the calling worker, which cannot be had; ``meter``: its own, where its process was there."""
+        """Whether the stage goes on without the calling worker, which has no process; ``meter``: its own, if it had one."""
         with self._lock:
             if meter is not None:
                 self._meters[True].discard(meter)
@@ -333,7 +333,7 @@ class Crew:
                 return False
             self._alive[processes] -= 1
             if back:
-                self.processes, self._moved = False, 0  # none of those that still come takes an item: they are about to be killed
+                self.processes, self._moved = False, 0  # starting workers take no item: they are about to be killed
                 self._fill()
             elif processes == self.processes:
                 self.wanted = min(self.wanted, max(1, self._alive[processes]))
@@ -345,7 +345,7 @@ class Crew:
         return True
 
     def _welcome(self, worker: _Worker) -> None:
-        """From now on it counts as one who is there."""
+        """From now on it counts as ready."""
         with self._lock:
             self._meters[worker.processes].add(worker.meter)
             moving = self._alive[not worker.processes] > 0
@@ -361,7 +361,7 @@ class Crew:
             return self._numbered(worker.processes, lambda: self._too_many(worker.processes))
 
     def _take_ahead(self, worker: _Worker) -> Item | None:
-        """Its next item, where there is one, and work for it, and nobody waits for it. Not of the source, which may take its time."""
+        """Its next item, if there is one with work to do, and no other worker waits for it. Not from the source, which may be slow."""
         if worker.ahead or self._waits_on is None or self.output.full or not self._turn.acquire(blocking=False):
             return None
         try:
@@ -376,7 +376,7 @@ class Crew:
         return item if _to_be_done(item) else None
 
     def _numbered(self, processes: bool, leave: Callable[[], bool]) -> tuple[int, Item]:
-        """What the feed gives. With the turn."""
+        """The feed's next item, numbered. With the turn."""
         try:
             take = self._feed.take if self._groups is None or not processes else self._groups.take_batch
             item = take(leave)
@@ -430,14 +430,14 @@ class Crew:
         return done
 
     def _in_thread(self, error: Unreplaced, worker: _Worker) -> Hand:
-        """Does the last items of a worker whose process is gone for good, where threads would do too."""
+        """A hand for the last items of a worker whose process is gone for good, if threads may do the work."""
         if self._here is None or self._stays is None or not self._done_without(error, True, worker.meter):
             raise error
         worker.gone, worker.hand = True, ChainHand(self._here)
         return worker.hand
 
     def _back_in_thread(self, error: Misplaced, worker: _Worker, hand: Hand) -> Hand:
-        """Does the last items of a worker whose items, or what comes of them, cannot be sent: all go back to threads, where they may."""
+        """A hand for the last items of a worker whose items or results cannot be sent: all go back to threads, if they may."""
         if self._here is None or self._stays is None:
             raise error
         with self._lock:
@@ -454,7 +454,7 @@ class Crew:
         return worker.hand
 
     def _ends_with(self, error: BaseException, positions: tuple[int, ...]) -> BaseException:
-        """What a worker is to end with: what is no fault as it is, else that the pass has been stopped."""
+        """The exception for a worker's end: ``error`` unless it is a fault, which stops the pass."""
         if isinstance(error, Drained):
             self._drained = True
         if isinstance(error, Drained | Leave | Stopped):
@@ -463,7 +463,7 @@ class Crew:
         return Stopped()
 
     def _too_many(self, processes: bool) -> bool:
-        """Of this kind. Those of the kind that is not wanted go as the others come: a process that is still starting is not there."""
+        """Whether there are too many of this kind. Workers of the unwanted kind leave as the others become ready."""
         wanted = self.processes
         if processes == wanted:
             return self._alive[processes] > self.wanted
@@ -471,7 +471,7 @@ class Crew:
         return self._alive[processes] * self.wanted > self._moved * missing
 
     def _may_leave(self, processes: bool) -> bool:
-        """Whether the calling worker is one too many; it then no longer counts."""
+        """Whether the calling worker is one too many; then it no longer counts."""
         with self._lock:
             if not self._too_many(processes):
                 return False

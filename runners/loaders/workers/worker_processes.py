@@ -1,13 +1,13 @@
-"""Worker processes of a stage: started ahead, replaced when they are killed, ended for certain.
+"""Worker processes of a stage: started ahead, replaced if they are killed, always ended.
 
 Each is driven by a worker thread of the stage, so that growing, shrinking, order and back-pressure are those of threads; a thread
 starts its process before it takes an item, so a start never stops the flow.
 
-A process that has answered would be idle until this process, whose threads share one interpreter lock with the training, has taken the
-answer, passed it on, and sent the next item. So the next is sent ahead, while the process is at the one before; the crew decides when.
+After an answer a process would be idle until this process, whose threads share one interpreter lock with the training, has taken it,
+passed it on, and sent the next item. So the next item is sent ahead, while the process is at the one before; the crew decides when.
 
 They are started by `forkserver`, not `fork`: a fork of a process that has threads (this pipeline is made of them, and torch's OpenMP
-pool, which hangs in the child at its first parallel operation) copies locks that nobody will release. And not `spawn`, which imports
+pool, which hangs in the child at its first parallel operation) copies locks that are never released. And not `spawn`, which imports
 everything anew for each process, seconds with torch; the server imports once, has no threads, and forks in milliseconds.
 """
 
@@ -40,16 +40,16 @@ from .threads import Outcome
 log = logging.getLogger("stoker.loaders")
 
 _STARTING = threading.Lock()  #: multiprocessing starts one at a time
-_GUARDED = "is what the script does guarded by `if __name__ == '__main__':`?"
+_GUARDED = "is the script's work guarded by `if __name__ == '__main__':`?"
 _AT_THE_TOP = "define it at the top level of a module, not as a lambda or inside a function"
 _OF_A_DAEMON = "this is such a process, as a DataLoader's worker is: use processes=False here, or start it with daemon=False"
-_PATIENCE = 1.0  #: seconds that an idle process has to leave by itself
-_SHORT = 0.1  #: seconds of work on an item; what waits behind a longer one loses more, if another worker becomes idle, than it gains
-_LIGHT = 64 << 10  #: bytes that a socket takes in while nobody reads
+_PATIENCE = 1.0  #: seconds for an idle process to leave by itself
+_SHORT = 0.1  #: seconds of work on an item up to which the next is sent ahead; behind a longer one it might keep another worker idle
+_LIGHT = 64 << 10  #: bytes that a socket takes without a reader
 
 
 class Died(Exception):
-    """A worker process has ended in the middle of an item."""
+    """A worker process has ended during an item."""
 
     def __init__(self, how: str) -> None:
         super().__init__(how)
@@ -57,7 +57,7 @@ class Died(Exception):
 
 
 class Failed(Exception):
-    """What a worker process was given has raised there."""
+    """The function has raised in a worker process."""
 
     def __init__(self, error: BaseException, where: Where, *, unsent: bool) -> None:
         super().__init__(str(error))
@@ -65,7 +65,7 @@ class Failed(Exception):
 
 
 def start_server() -> None:
-    """What worker processes are forked from, which imports for a second or two; this returns at once. It stays until this process ends."""
+    """Start the fork server, which imports for a second or two; this returns at once. It stays until this process ends."""
     _server()
     with _STARTING, contextlib.suppress(OSError, RuntimeError):
         forkserver.ensure_running()
@@ -79,11 +79,11 @@ def _server() -> ForkServerContext:
 
 
 def _own_server() -> None:
-    """In a fork: the server of its parent is no child of its, and a lock may be held by a thread that is not here."""
+    """In a fork: the parent's server is not its child, and a lock may be held by a thread that does not exist here."""
     global _STARTING
     _STARTING = threading.Lock()
     server = forkserver._forkserver
-    if (alive := getattr(server, "_forkserver_alive_fd", None)) is not None:  # that server is to end when its own parent does
+    if (alive := getattr(server, "_forkserver_alive_fd", None)) is not None:  # that server is to end with its own parent
         with contextlib.suppress(OSError):
             os.close(alive)
     server.__init__()  # type: ignore[misc]
@@ -114,7 +114,7 @@ class WorkerProcess:
             self.whereabouts.close_file()
         self._stage = stage
         self._sent = self._answered = 0  #: calls
-        self.since = -math.inf  #: time.perf_counter when it was the turn of the call that is to be answered next
+        self.since = -math.inf  #: time.perf_counter at the turn of the next call to be answered
 
     @property
     def pending(self) -> int:
@@ -123,18 +123,18 @@ class WorkerProcess:
 
     @property
     def begun(self) -> bool:
-        """Whether it has begun the call that is to be answered next."""
+        """Whether it has begun the next call to be answered."""
         return self.at(self.whereabouts.read())
 
     def at(self, where: Where) -> bool:
-        """Whether that is in the call which is to be answered next."""
+        """Whether that place is in the next call to be answered."""
         return where.call == self._answered + 1
 
     def send(self, call: ChainCall) -> bool:
-        """Have it do as `Chain.run` when it has done what it was sent before. Died: it has. TypeError: it cannot be sent.
+        """Have it make a call of `Chain.run`, after its earlier ones. Died: the process has. TypeError: the call cannot be sent.
 
-        False: it was not sent, since it is too large to be sent ahead: the process may be about to send a large answer, and each would
-        wait until the other receives.
+        False: it was not sent, as it is too large to be sent ahead: if the process is about to send a large answer, each side would wait
+        until the other receives.
         """
         try:
             data, views = ipc.dumps(call)
@@ -152,10 +152,10 @@ class WorkerProcess:
         return True
 
     def call(self, call: ChainCall, meanwhile: Callable[[], None], *, apart: bool = False) -> tuple[Any, tuple[Step, ...]]:
-        """As `Chain.run` in that process. Failed: it raised. Died: the process has. TypeError: it cannot be sent.
+        """`Chain.run` in that process. Failed: it raised. Died: the process has. TypeError: it cannot be sent.
 
         Args:
-            call: the one that was sent first of those that are pending, else one to be sent.
+            call: the oldest pending one, else one to be sent.
             meanwhile: called when the process has it.
             apart: see `ipc.receive`.
         """
@@ -190,7 +190,7 @@ class WorkerProcess:
         # Not closed: multiprocessing may be joining it at the interpreter's exit. Its descriptors go with the object.
 
     def greet(self, chain: ipc.Shared) -> None:
-        """Give it the functions, and wait until it has them. StokerError: it cannot be had."""
+        """Give it the functions, and wait until it has them. StokerError: it does not start."""
         try:
             chain.send(self._socket)
             self._answer()
@@ -224,11 +224,11 @@ class WorkerProcess:
 
 
 class ProcessPool:
-    """The processes of one stage, kept from pass to pass. What their function holds in arrays and tensors is in memory once for all.
+    """The processes of one stage, kept from pass to pass. Arrays and tensors of their function are in memory once for all.
 
     Args:
-        chain: what a process does in one call.
-        attempts: how often an item is given to a new process when the one that worked on it was killed.
+        chain: the work of a process in one call.
+        attempts: processes that may die at an item before it fails; until then it is given to a new one.
         limit: bytes of the function's data that are sent to each process, and copied here for that; more are ipc.TooLarge.
         on_host: tensors of a device cannot be sent.
     """
@@ -263,7 +263,7 @@ class ProcessPool:
         return ipc.Shared(*ipc.dumps(self.chain, limit=self._limit, on_host=self._on_host))
 
     def _sendable(self) -> ipc.Shared:
-        """The functions, but for those that go along and cannot be sent: these are called here."""
+        """The functions, without joined ones that cannot be sent: those are called here."""
         try:
             return self._sent()
         except Exception:
@@ -272,12 +272,12 @@ class ProcessPool:
 
     @property
     def shared_bytes(self) -> int:
-        """That all processes hold together, of what the function refers to."""
+        """Bytes of the function's data that all processes share."""
         return self._function.shared_bytes
 
     @property
     def sent_bytes(self) -> int:
-        """That each has a copy of."""
+        """Bytes of which each has a copy."""
         return self._function.sent_bytes
 
     def acquire(self) -> WorkerProcess:
@@ -315,7 +315,7 @@ class ProcessPool:
             return not self._ending
 
     def release(self, process: WorkerProcess, *, keep: bool) -> None:
-        """The caller needs it no more. ``keep``: as a spare, for the next growth or pass; else one spare at most is kept."""
+        """The caller no longer needs it. ``keep``: as a spare, for the next growth or pass; else one spare at most is kept."""
         with self._lock:
             self._busy.discard(process)
             if self._spares and not self._ending and process.alive() and (keep or not self._idle):
@@ -324,10 +324,10 @@ class ProcessPool:
             over = not self._spares and not self._busy
         process.end()
         if over:
-            self._function.let_go()  # it may have started, and so been sent the function, after `keep_spare` let go of that
+            self._function.let_go()  # it may have started, and got the function, after `keep_spare` released that
 
     def keep_spare(self, spares: bool) -> None:
-        """Whether processes that are not needed wait for the next growth or pass; those that wait are ended where they are not to."""
+        """Whether surplus processes wait for the next growth or pass; if not, waiting ones are ended."""
         with self._lock:
             self._spares = spares
             idle, self._idle = ([], self._idle) if spares else (self._idle, [])
@@ -337,7 +337,7 @@ class ProcessPool:
             self._function.let_go()
 
     def discard(self, process: WorkerProcess) -> None:
-        """It has died, or is to be killed."""
+        """Remove a process that has died or is to be killed."""
         with self._lock:
             self._busy.discard(process)
         process.end(at_once=True)
@@ -352,7 +352,7 @@ class ProcessPool:
             return self._ending
 
     def begin(self) -> None:
-        """A new pass may use it, after `end`. Processes of an earlier one end if the function, or data that it holds, has changed since.
+        """A new pass may use it, after `end`. Processes of an earlier one end if the function, or its data, has changed since.
 
         ipc.TooLarge: these data have grown above the limit.
         """
@@ -365,12 +365,12 @@ class ProcessPool:
             process.end()
 
     def _changed(self) -> ipc.Shared | None:
-        """What is to be sent now, where it is another than before."""
+        """The functions to send now, if they have changed; else None."""
         try:
             now = self._sent()
         except ipc.TooLarge:
             raise
-        except Exception:  # a file that it has opened meanwhile, say: what was sent is what there is
+        except Exception:  # for example a file opened meanwhile: the sent functions remain
             return None
         return None if now.same(self._function) else now
 
@@ -392,27 +392,27 @@ class ProcessPool:
 
 
 def _sendable(chain: Chain, limit: float, *, on_host: bool) -> Chain:
-    """As far as what goes along can be sent: the rest is done here."""
+    """The chain up to the first joined stage that cannot be sent; the rest is done here."""
     for place, name in list(enumerate(chain.names))[chain.own + 1 :]:
         try:
             ipc.dumps(chain.functions[place], limit=limit, on_host=on_host)
         except Exception as error:
             why = "too much memory" if isinstance(error, ipc.TooLarge) else error
-            log.warning("stage %r: its function cannot be sent to processes, with what is done before it (%s); it is done here", name, why)
+            log.warning("stage %r: its function cannot be sent to the processes of the stage before (%s); it is called here", name, why)
             return chain.until(place)
     return chain
 
 
 class ProcessHand:
-    """Has the work of one worker thread done by a process."""
+    """Lets a process do the work of one worker thread."""
 
     def __init__(self, pool: ProcessPool, *, apart: bool = False) -> None:
         self._pool, self._apart = pool, apart
         self._process: WorkerProcess | None = pool.acquire()
-        self._short, self._light = False, True  #: the last item was so; all that were to be sent ahead were
+        self._short, self._light = False, True  #: the last item was short; all items to be sent ahead were light
 
     def call(self, item: Item, following: Callable[[], Item | None]) -> Outcome:
-        """Again by another process when one is killed, at most ``attempts`` times. Unreplaced: no other can be had."""
+        """The call is made again by another process if one is killed, at most ``attempts`` times. Unreplaced: no other can be started."""
         chain, deaths, spared = self._pool.chain, 0, False
         how, at = "", At(self._pool.stage, item.positions)
         while deaths < self._pool.attempts:
@@ -421,7 +421,7 @@ class ProcessHand:
                 result, steps = self._ask(process, item, following)
             except Died as death:
                 how, at = death.how, self.at(item)
-                # An item that waited for its turn did not kill it. But what dies before it begins, again, may have died of receiving it.
+                # An item that waited for its turn did not kill it. But a second death before it begins may have come from receiving it.
                 deaths += process.begun or spared
                 spared = True
                 self._pool.discard(process)
@@ -439,7 +439,7 @@ class ProcessHand:
         raise StageError(at.stage, at.positions, f"{times}, the last: {how}")
 
     def _ask(self, process: WorkerProcess, item: Item, following: Callable[[], Item | None]) -> tuple[Any, tuple[Step, ...]]:
-        """Misplaced: the item cannot be sent, its function raised, or what came of it cannot be received."""
+        """Misplaced: the item cannot be sent, its function raised, or its result cannot be received."""
         try:
             return process.call(ChainCall.of(item), partial(self._send_ahead, process, following), apart=self._apart)
         except (Died, Stopped):
@@ -459,7 +459,7 @@ class ProcessHand:
                 self._light = process.send(ChainCall.of(item))
 
     def at(self, item: Item) -> At:
-        """What its process is at, or was when it ended."""
+        """The place of its process, or its last place before it ended."""
         if (process := self._process) is None:
             return At(self._pool.stage, item.positions, self._pool.chain.own)
         return self._told(process, item, process.whereabouts.read())

@@ -1,8 +1,8 @@
-"""The agent as a controller: alone, as in InTune (003 ch. 4), and behind the rate controller, whose answer it refines.
+"""The agent as a controller: alone, as in InTune (003 ch. 4), or behind the rate controller, to refine its answer.
 
 Alone it begins with the even division of the cores and changes each knob by at most 5 a window. Behind the rate controller it is on trial:
-it may try changes for some windows, and what it found is kept only if it is measurably better than the rate controller's answer; otherwise
-that is restored and the next trial waits twice as long. So it costs little where arithmetic is right, and can win where it is not.
+it may try changes for some windows, and the result is kept only if it is measurably better than the rate controller's answer. Otherwise
+that answer is restored, and the next trial waits twice as long. So it costs little if the rate model is right, and can win if it is not.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class DqnOptions:
     updates: int = tunable(1, "of the network a window", low=1, high=64)
     exploration: float = tunable(0.0, "probability of a random step of a knob, once settled", low=0.0, high=1.0)
     exploring: int = tunable(0, "windows in which that falls from 1 to it; some 150 from scratch", low=0, high=100_000)
-    seed: int = tunable(0, "of what is random in it", low=0)
+    seed: int = tunable(0, "of its random choices", low=0)
 
 
 class Dqn:
-    """InTune's agent: begins with the even division, and goes its way in steps of 1 and 5, learning."""
+    """InTune's agent: begins with the even division, then moves in steps of 1 and 5, and learns."""
 
     name: ClassVar[str] = "dqn"
     Options: ClassVar[type[DqnOptions]] = DqnOptions
@@ -82,25 +82,25 @@ class RateDqnOptions:
     measured: int = tunable(6, "windows over which a reward is compared", low=2, high=1000)
     tried: int = tunable(10, "windows of a trial", low=1, high=1000)
     rest: int = tunable(20, "windows until the next trial; twice as many after each that failed", low=1, high=100_000)
-    margin: float = tunable(0.01, "relative gain below which what the agent found is not kept", low=0.0, high=1.0)
+    margin: float = tunable(0.01, "relative gain below which the agent's values are not kept", low=0.0, high=1.0)
     loss: float = tunable(0.15, "relative loss at which a trial ends at once", low=0.01, high=1.0)
     rate: float = tunable(2e-5, "learning rate of the agent", low=0.0, high=0.1)
-    seed: int = tunable(0, "of what is random in it", low=0)
+    seed: int = tunable(0, "of its random choices", low=0)
 
 
 LONGEST_REST = 500  #: windows
-STRAYED_CHANGE = 0.25  #: relative change of the rate controller's answer with which what was found is out of date
+STRAYED_CHANGE = 0.25  #: relative change of the rate controller's answer that makes the agent's values out of date
 
 
 class TrialPhase(Enum):
     LED = "the rate controller leads"
     TRIED = "the agent tries"
-    PROVED = "what the agent found is measured"
-    KEPT = "what the agent found is kept"
+    PROVED = "the agent's values are measured"
+    KEPT = "the agent's values are kept"
 
 
 class RateDqn:
-    """The rate controller's answer plus an offset that the agent found, while that is measurably better."""
+    """The rate controller's answer plus the agent's offset, while that is measurably better."""
 
     name: ClassVar[str] = "rate+dqn"
     Options: ClassVar[type[RateDqnOptions]] = RateDqnOptions
@@ -114,7 +114,7 @@ class RateDqn:
         self._rewards: list[float] = []  # of the windows of this phase under the same values
         self._rest = options.rest
         self._waited = 0
-        self._good: Values = ()  # the values to return to, and what they earn
+        self._good: Values = ()  # the values to return to
         self._earns = 0.0
         self._led: Values = ()  # the rate controller's answer that the offset is on top of
         self._best: tuple[float, Values] = (0.0, ())  # of the trial: reward, values
@@ -130,7 +130,7 @@ class RateDqn:
             self._pilot = Pilot(len(seen.knobs), weights=self._weights, rate=self.options.rate, seed=self.options.seed)
         rows, _ = self._pilot.see(seen)
         answer = self._base.decide(seen)
-        if answer.processes:  # what was found is of other workers
+        if answer.processes:  # the agent's values are for other workers
             return self._lead(answer, rest=self.options.rest)
         if self._phase is not TrialPhase.LED and self._out_of_date(seen, answer):
             return self._lead(answer, rest=self.options.rest)
@@ -141,7 +141,7 @@ class RateDqn:
             return self._while_tried(seen, Decision(self._pilot.moved(seen, chosen), f"tries {in_words(seen, chosen)}"))
         return self._while_proved(seen) if self._phase is TrialPhase.PROVED else self._while_kept(seen)
 
-    # -- what is done in each phase
+    # -- the work of each phase
 
     def _while_led(self, seen: Observation, answer: Decision) -> Decision:
         self._waited += 1
@@ -174,7 +174,7 @@ class RateDqn:
 
     def _while_proved(self, seen: Observation) -> Decision:
         if seen.values != self._best[1]:
-            return self._failed("the guard refused what was found")
+            return self._failed("the guard refused the agent's values")
         self._rewards.append(reward(seen))
         if len(self._rewards) < self.options.measured:
             return Decision(seen.values, "the best of the trial is measured")
@@ -203,7 +203,7 @@ class RateDqn:
         return dataclasses.replace(answer, why=f"the rate controller leads again; {answer.why}")
 
     def _out_of_date(self, seen: Observation, answer: Decision) -> bool:
-        """Whether the machine, the costs or the reward have changed so that what was found says nothing any more."""
+        """Whether the machine, the costs or the reward have changed so much that the agent's values no longer hold."""
         strayed = answer.values != seen.values and any(
             abs(new - old) > max(1.0, STRAYED_CHANGE * old) for new, old in zip(answer.values, self._led, strict=True)
         )

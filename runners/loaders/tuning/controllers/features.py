@@ -1,8 +1,8 @@
-"""An Observation as the agent sees it: one row of numbers a knob, of the same scale on every machine.
+"""An Observation in the agent's form: one row of numbers a knob, of the same scale on every machine.
 
 Two layouts:
 
-* ``stages`` (the default): the factors of 003 Table 2, and for each stage what was measured of it. Table 2 alone cannot tell the stages
+* ``stages`` (the default): the factors of 003 Table 2, and the measurements of each stage. Table 2 alone cannot tell the stages
   apart: which of them is the bottleneck can only be found by trying, anew for each job. With a row a stage one small network is the head
   of every stage, so one agent serves pipelines of any length, and each window teaches it as many lessons as there are stages.
 * ``table2``: exactly the paper's state, six numbers, and the place of the knob, which names the head. One agent a length.
@@ -29,7 +29,7 @@ FORGETTING = 0.985  #: of the best that was seen, each window: after 50 windows 
 
 
 def _log(ratio: float, least: float, most: float) -> float:
-    """Logarithm, held between bounds; of 0 the least, of inf the most, of nan 0."""
+    """Logarithm, held between bounds; 0 gives the least, inf the most, nan 0."""
     if math.isnan(ratio):
         return 0.0
     return min(max(math.log(ratio) if ratio > 0 else -math.inf, least), most)
@@ -43,7 +43,7 @@ def _ratio(above: float, below: float) -> float:
 
 @dataclass(slots=True)
 class Stage:
-    """What is known of a stage: smoothed seconds and bytes of its items, and the most that it was able to do."""
+    """Knowledge of a stage: smoothed seconds and bytes of its items, and its highest capacity."""
 
     cpu: float = math.nan
     wait: float = math.nan
@@ -66,7 +66,7 @@ class Stage:
 
 @dataclass(slots=True)
 class Best:
-    """The values with which most was earned, slowly forgotten; and the last ones."""
+    """The values with the highest reward, slowly forgotten; and the last ones."""
 
     values: Values
     earned: float
@@ -93,7 +93,7 @@ class Encoder:
         self._best: Best | None = None
 
     def encode(self, seen: Observation) -> tuple[Rows, float]:
-        """Rows of this window and its normalised reward: the logarithm of Eqn 1 over what the cores or the consumer allow."""
+        """Rows of this window and its normalised reward: the logarithm of Eqn 1 over the limit of the cores or the consumer."""
         for reading in seen.stages:
             self._stages.setdefault(reading.name, Stage()).see(reading)
         earned = self._normalised(seen)
@@ -106,22 +106,22 @@ class Encoder:
     def _normalised(self, seen: Observation) -> float:
         """Logarithmic: gains count by their ratio, so neither the pipeline's size nor the machine's matters.
 
-        The scale is set once, and again when the cores change: were it to follow the measured costs, an allocation
-        that makes stages slow one another would earn more by its own harm.
+        The scale is set once, and again when the cores change. If it followed the measured costs, an allocation that
+        makes stages slow one another would raise its own reward.
         """
         if math.isnan(self._scale) or seen.cpus != self._cpus:
             possible = _by_cores(seen, self._stages) * seen.batch_size
             if seen.throughput <= 0 or math.isnan(possible):
                 return WORST_REWARD
             self._scale = min(possible, seen.demand)
-            if not math.isfinite(self._scale):  # nothing computes, nobody waits: the first window is the measure
+            if not math.isfinite(self._scale):  # no stage computes, and the consumer does not wait: the first window is the measure
                 self._scale = seen.throughput
             self._cpus = seen.cpus
         return _log(reward(seen) / self._scale, WORST_REWARD, 1.0)
 
 
 def _by_cores(seen: Observation, stages: Mapping[str, Stage]) -> float:
-    """Batches a second if all cores did nothing but this; nan while a stage's cost is not known."""
+    """Batches a second if all cores worked for the pipeline alone; nan while a stage's cost is not known."""
     return _ratio(seen.cpus, sum(reading.per_batch * stages[reading.name].cpu for reading in seen.stages))
 
 
@@ -161,7 +161,7 @@ def _stages(seen: Observation, stages: Mapping[str, Stage], best: Best, earned: 
         # the pipeline as a whole
         math.log2(seen.cpus) / 8,
         1.0 - seen.cpu_used / seen.cpus,
-        _log(_ratio(delivered, known[0]), -2.0, 1.0),  # below 0: something that is no stage's own cost holds it back
+        _log(_ratio(delivered, known[0]), -2.0, 1.0),  # below 0: something else than a stage's own cost holds it back
         _log(_by_cores(seen, stages) / known[0], -3.0, 3.0) / 3,
         _log(known[1] / known[0], 0.0, 2.0) if len(known) > 1 else 0.0,
         min(max(earned - best.last_earned, -1.0), 1.0),
@@ -202,7 +202,7 @@ def _of_knob(seen: Observation, place: int, reading: StageReading, stage: Stage,
         min(reading.queue_bytes / (value * MIB), 1.0) if memory else 0.0,
         math.copysign(math.log1p(abs(changed)), changed) / 2,
         float(value <= knob.low),
-        # whether more workers still help: against the most that the stage could do, and against the best that was earned
+        # whether more workers still help: against the stage's highest capacity, and against the best reward
         _log(stage.capacity / stage.most, -1.0, 0.0) if stage.most > 0 else 0.0,
         _log(max(reading.workers, 1) / stage.most_with, -2.0, 2.0) / 2,
         _log(value / max(best.values[place], 1), -2.0, 2.0) / 2,

@@ -67,7 +67,7 @@ class Fixed:
 
 
 def even_workers(seen: Observation) -> dict[str, int]:
-    """Workers a stage. What a stage with one order cannot use goes to the others; a stage has one worker at least."""
+    """Workers of each stage, at least one. Cores that a serial stage cannot use go to the others."""
     stages = {reading.name: reading for reading in seen.stages}
     room = {name: most_workers(seen.knobs[place], stages[name]) for name, place in worker_knobs(seen).items() if name in stages}
     workers = dict.fromkeys(room, 1)

@@ -1,4 +1,4 @@
-"""The agent at the helm of one live pipeline: it chooses, sees what came of it, and learns a little from each window."""
+"""The agent on one live pipeline: it chooses, sees the outcome, and learns a little from each window."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ..controller import Observation, Values
 from .features import Encoder, Rows
 from .q_network import STAY, STEPS, Choice, Learning, QAgent, Trail
 
-FIRST_UPDATE_AFTER = 64  #: transitions before the first update: with fewer it learns them by heart
+FIRST_UPDATE_AFTER = 64  #: transitions before the first update: it would overfit to fewer
 TRANSITIONS_KEPT = 2_000  #: transitions of a live pipeline
 
 
 class Pilot:
-    """``steer`` once a window. What it costs is bounded: one pass through the network and ``updates`` small updates."""
+    """``steer`` once a window. Its cost is bounded: one pass through the network and ``updates`` small updates."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Pilot:
         self._values: Values = ()
 
     def see(self, seen: Observation) -> tuple[Rows, float]:
-        """Takes in a window: what the last one led to is remembered, and learned from. Its rows and normalised reward."""
+        """Takes in a window, the outcome of the last choice, and learns from it. Returns the window's rows and normalised reward."""
         rows, earned = self.encoder.encode(seen)
         if self._rows is not None:
             self.agent.remember(self._trail, self._rows, taken(self._values, seen.values), earned, rows)
@@ -50,7 +50,7 @@ class Pilot:
         return rows, earned
 
     def forget_way(self) -> None:
-        """What follows is not the outcome of what was done: another hand has set the values far away, or the machine has changed."""
+        """The next windows are not the outcome of the agent's choices: the values were set elsewhere, or the machine has changed."""
         self._trail = Trail([], [], [])
         self._rows = None
 
@@ -59,7 +59,7 @@ class Pilot:
 
 
 def taken(before: Sequence[int], after: Sequence[int]) -> Choice:
-    """The steps that were really made: the guard, the bounds of a knob or another controller may have changed what was wanted."""
+    """The steps that were really made: the guard, the bounds of a knob or another controller may have changed the wanted values."""
     return np.array(
         [min(range(len(STEPS)), key=lambda place: abs(STEPS[place] - (b - a))) for a, b in zip(before, after, strict=True)], np.int64
     )

@@ -43,7 +43,7 @@ class Network(nn.Module):
         )
 
     def forward(self, rows: Tensor, present: Tensor) -> Tensor:
-        """``present`` (..., knobs): 1 where a row is a knob, 0 where it fills up a shorter pipeline."""
+        """``present`` (..., knobs): 1 if a row is a knob, 0 if it pads a shorter pipeline."""
         out = self.layers(rows)
         advantage = out[..., :-1]
         value = (out[..., -1] * present).sum(-1, keepdim=True) / present.sum(-1, keepdim=True)
@@ -58,8 +58,8 @@ class Learning:
     hidden: int = 64
     rate: float = 1e-3
     batch: int = 128
-    discount: float = 0.9  #: a change is felt in a window or two, the way to the best is some ten windows
-    ahead: int = 3  #: rewards that are summed before the network is asked: a change acts when the queues are through
+    discount: float = 0.9  #: a change shows in a window or two, the way to the best takes some ten windows
+    ahead: int = 3  #: rewards that are summed before the network is asked: a change acts once the old queues are empty
     target_rate: float = 0.01  #: of the slow copy of the network towards the network, each update
     replay: int = 40_000
 
@@ -128,7 +128,7 @@ class QAgent:
         return chosen
 
     def remember(self, trail: Trail, rows: Rows, chosen: Choice, earned: float, after: Rows) -> None:
-        """What came of a choice; a transition is complete, and kept, when ``ahead`` windows have followed it."""
+        """The outcome of a choice; a transition is complete, and kept, when ``ahead`` windows have followed it."""
         trail.rows.append(rows)
         trail.chosen.append(chosen)
         trail.earned.append(earned)
@@ -165,7 +165,7 @@ class QAgent:
     # -- weights
 
     def save(self, path: Path, recipe: dict[str, Any]) -> None:
-        """The network and what it was made of, the same bytes for the same weights and recipe."""
+        """The network and its recipe; the same bytes for the same weights and recipe."""
         about = {"layout": self.layout, "version": VERSION, "steps": STEPS, "learning": asdict(self.learning), "recipe": recipe}
         arrays = {name: tensor.numpy() for name, tensor in self.network.state_dict().items()}
         path.parent.mkdir(parents=True, exist_ok=True)

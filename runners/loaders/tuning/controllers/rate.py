@@ -1,13 +1,13 @@
-"""The closed form: each stage gets the workers that its measured cost asks for, at the rate that everything else allows.
+"""The closed form: each stage gets the workers for its measured cost, at the rate that the rest of the machine allows.
 
-The rate is the least of what the consumer takes (more would cost memory, and cores that the trainer needs), what the cores can compute
-of all stages and the training together, and what a stage can do that has one order or whose workers crowd one another. The workers are
-the least that reach it (`allocation`), so a stage that waits for a disk gets many workers without being given cores.
+The rate is the least of three: the consumer's demand (more would cost memory, and cores that the trainer needs), the rate at which the
+cores can compute all stages and the training together, and the limit of a stage that is serial or whose workers crowd one another. The
+workers are the least that reach it (`allocation`), so a stage that waits for a disk gets many workers without being given cores.
 
-A lock is found by what it does: threads that wait for the interpreter's lock wait the longer the more of them there are, and so the cost
-of a stage grows with its workers. How, is fitted (`costs`), and no more workers are given than still help; it is said in words. Where
-cores are idle meanwhile, the stage is tried in processes (`moving`). Where the pipeline is slower than that, other processes use the
-cores, and fewer workers would not help.
+A lock shows by its effect: the more threads wait for the interpreter's lock, the longer each waits, so the cost of a stage grows with
+its workers. That growth is fitted (`costs`), and a stage gets no more workers than still help; the reason says so. If cores are idle
+meanwhile, the stage is tried in processes (`moving`). If the pipeline is still slower than predicted, other processes use the cores, and
+fewer workers would not help.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from ..costs import MIB, Costs, Smoothed, memory_knobs, with_workers
 from ..growth import Growth
 from ..moving import Moving
 
-HAS_INPUT = 0.15  #: of its workers' time, starved less than this, a stage has work
-PROCESS_PATIENCE_FACTOR = 3  #: times the patience before processes are taken away: each costs seconds of CPU when it is wanted again
+HAS_INPUT = 0.15  #: a stage starved for less than this share of its workers' time has enough input
+PROCESS_PATIENCE_FACTOR = 3  #: times the patience before processes are taken away: starting one again costs seconds of CPU
 BUFFERED_BATCHES = range(2, 65)  #: batches that a prefetch buffer may hold
 
 
 @dataclass(frozen=True, slots=True)
 class RateOptions:
-    headroom: float = tunable(0.05, "rate above the target that stages are sized for, against uneven items", low=0.0, high=1.0)
-    lead: float = tunable(0.1, "rate above the consumer's demand, so that its buffer fills", low=0.0, high=1.0)
+    headroom: float = tunable(0.05, "share above the target rate for which stages are sized, as items are uneven", low=0.0, high=1.0)
+    lead: float = tunable(0.1, "share above the consumer's demand, so that its buffer fills", low=0.0, high=1.0)
     gain: float = tunable(0.03, "least predicted gain in throughput for which values are changed", low=0.0, high=1.0)
     waste: float = tunable(0.15, "share of superfluous workers from which on they are taken away", low=0.0, high=1.0)
     patience: int = tunable(3, "windows that workers are superfluous before they are taken away", low=1, high=1000)
     weight: float = tunable(0.3, "of the newest window in a cost", low=0.01, high=1.0)
     surprise: float = tunable(0.25, "relative change of a cost, twice in a row, that makes it forget the old one", low=0.01, high=10.0)
-    plateau: float = tunable(0.05, "rate that is given up where a stage's workers crowd one another", low=0.0, high=0.5)
+    plateau: float = tunable(0.05, "share of the rate given up if a stage's workers crowd one another", low=0.0, high=0.5)
 
 
 class Rate:
-    """Workers in proportion to measured cost: the least that reach what the cores, the consumer and locks allow."""
+    """Workers in proportion to measured cost: the least that reach the limit of the cores, the consumer and locks."""
 
     name: ClassVar[str] = "rate"
     Options: ClassVar[type[RateOptions]] = RateOptions
@@ -57,7 +57,7 @@ class Rate:
         self._idle_windows = 0
 
     def _forget(self) -> None:
-        """What was measured: it was of other workers."""
+        """Drop the measurements: they were of other workers."""
         self._costs = Costs(self.options.weight, self.options.surprise)
         self._demand = Smoothed(self.options.weight, self.options.surprise)
         self._training = Smoothed(self.options.weight, self.options.surprise)  # seconds of CPU time of a batch
@@ -96,7 +96,7 @@ class Rate:
         return moved or self._held(seen, settled)
 
     def _held(self, seen: Observation, settled: Decision) -> Decision:
-        """Where a stage computes in as many threads as there are cores, and may do more in processes, more threads are not tried before."""
+        """A stage that may do more in processes, with a computing thread for each core, gets no more threads before that trial."""
         likely = next((reading for reading in seen.stages if reading.name == self._moving.likely), None)
         if likely is None or likely.workers < math.floor(seen.cpus) or settled.values == seen.values:
             return settled
@@ -110,7 +110,7 @@ class Rate:
         self._scatter += self.options.weight * (step * math.sqrt(math.pi) / 2.0 - self._scatter)  # of two normal values E|a − b| = 2σ/√π
 
     def _slow_start(self, seen: Observation) -> Decision:
-        """Nothing has finished, so nothing is known but where the work stands: there the workers double, up to the cores."""
+        """No item has finished, so no cost is known: the workers double, up to the cores, at the stages that have work."""
         self._idle_windows += 1
         stuck = [reading for reading in seen.stages if reading.starved < HAS_INPUT]
         if self._idle_windows < self.options.patience or not stuck or seen.memory_used >= seen.memory_total:
@@ -121,13 +121,13 @@ class Rate:
     # -- how fast it can be
 
     def _loads(self, seen: Observation) -> list[Load]:
-        """Of the stages; one whose growth was of no use has no more workers for a while."""
+        """Loads of the stages; one that gained nothing by its growth may not grow for a while."""
         most = {name: count for name, (count, _) in self._growth.ceilings.items()}
         loads = zip(seen.stages, self._costs.loads(seen), strict=True)
         return [replace(load, high=max(load.low, min(load.high, most.get(reading.name, load.high)))) for reading, load in loads]
 
     def _target(self, seen: Observation, loads: list[Load]) -> tuple[float, str]:
-        """Batches a second to size the stages for, and what sets them."""
+        """Batches a second to size the stages for, and the limit that sets them."""
         demand = self._demand.mean * (1.0 + self.options.lead) if math.isfinite(seen.demand) else math.inf
         possible = attainable([*loads, self._trainings_load(seen)], seen.cpus)
         if demand < possible:
@@ -147,10 +147,10 @@ class Rate:
         return possible * (1.0 + self.options.headroom), _computed(seen)
 
     def _trainings_load(self, seen: Observation) -> Load:
-        """The training computes on the same cores. It is as fast as it is: here it takes no more than its part of them."""
+        """The training computes on the same cores. Its speed is given; here it only takes its part of the cores."""
         return Load(0.0 if math.isnan(self._training.mean) else self._training.mean, 0.0, 1, max(1, math.ceil(seen.cpus)))
 
-    # -- what that takes
+    # -- the workers and buffers for that rate
 
     def _wanted(self, seen: Observation, loads: list[Load], rate: float) -> Values:
         workers = dict(zip((reading.name for reading in seen.stages), fewest(loads, rate), strict=True))
@@ -160,17 +160,17 @@ class Rate:
         return tuple(values)
 
     def _buffer(self, seen: Observation, now: int, place: int, reading: StageReading, rate: float) -> int:
-        """MiB behind a stage, for which Eqn 1 is highest: a batch more saves some waiting and costs some memory.
+        """MiB behind a stage for which Eqn 1 is highest: one more batch saves some waiting and costs some memory.
 
         The share of batches for which one side waits is that of the M/M/1/K queue, scaled by the squared coefficient of variation of
-        the time between batches, as in Kingman's formula; that of a batch is its windows' variance times the batches in a window.
+        the time between batches, as in Kingman's formula; that of one batch is the windows' variance times the batches in a window.
         """
         size = reading.item_bytes * reading.per_batch
         if not size > 0:  # also where it is not known
             return now
         load = rate / self._demand.mean if math.isfinite(seen.demand) and self._demand.mean > 0 else 0.0
         batches = seen.window * seen.throughput / seen.batch_size
-        uneven = min(1.0, max(0.25, self._scatter**2 * batches))  # the consumer's own unevenness is not seen: never taken for none
+        uneven = min(1.0, max(0.25, self._scatter**2 * batches))  # the consumer's own unevenness is not seen, so it is at least a quarter
         rest = seen.memory_used - reading.queue_bytes
 
         def reward(count: int) -> float:
@@ -178,10 +178,10 @@ class Rate:
 
         return seen.knobs[place].clip(math.ceil(max(BUFFERED_BATCHES, key=reward) * size / MIB))
 
-    # -- whether to go there
+    # -- whether the change is worth it
 
     def _settled(self, seen: Observation, loads: list[Load], wanted: Values, rate: float, limit: str, changed: list[str]) -> Decision:
-        """The wanted values where they are worth a change, else the present ones."""
+        """The wanted values if they are worth a change, else the present ones."""
         now = [reading.workers for reading in seen.stages]
         then = fewest(loads, rate)
         before, after = (min(load.capacity(n) for load, n in zip(loads, counts, strict=True)) for counts in (now, then))
@@ -202,7 +202,7 @@ class Rate:
         return Decision(values, f"as it is; {target}" if values == seen.values else f"only the buffer; {target}")
 
     def _least_gain(self) -> float:
-        """Where windows scatter, half of their scatter: a smaller gain could not be told from it."""
+        """The option, or half of the windows' scatter (0.2 at most) if that is more: a smaller gain would be lost in it."""
         return max(self.options.gain, min(0.2, self._scatter / 2))
 
 
@@ -227,7 +227,7 @@ def _crowded(reading: StageReading, count: int) -> str:
 
 
 def _buffers_only(seen: Observation, wanted: Values) -> Values:
-    """The present workers, with what is wanted of a buffer if it is far from what there is."""
+    """The present workers, with the wanted buffers if they are far from the present ones."""
     values = list(seen.values)
     for place in memory_knobs(seen):
         if not values[place] / 1.5 <= wanted[place] <= values[place] * 1.5:
