@@ -183,10 +183,10 @@ class Board:
 def _given(spec: str) -> dict[str, Any]:
     """A spec without fields that have their default: a runner of an earlier version would refuse one that it does not know."""
     try:
-        return _told(msgspec.json.decode(spec, type=JobSpec))
+        whole: dict[str, Any] = _told(msgspec.json.decode(spec, type=JobSpec))
     except msgspec.ValidationError:  # an earlier version allowed it: the runner judges it
-        whole: dict[str, Any] = json.loads(spec)
-        return whole
+        whole = json.loads(spec)
+    return whole
 
 
 def _told(value: Any) -> Any:
