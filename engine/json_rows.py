@@ -21,6 +21,11 @@ def objects(store: Store, name: str, *parameters: Any) -> list[dict[str, Any]]:
     return [{name: plain(value, kind) for (name, kind), value in zip(columns, row, strict=True)} for row in rows]
 
 
+def first(store: Store, name: str, *parameters: Any) -> dict[str, Any] | None:
+    """The first row; None: there is none."""
+    return next(iter(objects(store, name, *parameters)), None)
+
+
 def plain(value: Any, kind: str = "") -> Any:
     """A value that JSON can hold."""
     if value is None or isinstance(value, int):

@@ -138,6 +138,7 @@ class Services:
         self.store.listen(self._committed)
         self.store.listen(self.counts.committed)
         self.store.listen(self.snapshots.committed)
+        self.store.listen(self.remote_requests.committed)
         self.store.listen(self.hooks.committed)
         self.store.listen(self.estimating.committed)
         self.tasks.start()

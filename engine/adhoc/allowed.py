@@ -196,7 +196,7 @@ def _check_tree(tree: exp.Expression, tables: Collection[str]) -> None:
             names.check_function(node.name, operator=False, in_from=isinstance(node.parent, exp.Table | exp.Lateral))
         elif isinstance(node, exp.Describe | exp.Summarize) and not isinstance(node.this, exp.Query | exp.Table | exp.Values):
             _refuse(f"{node.this.sql('duckdb')[:60]} can't be described: only the tables of 'stoker schema', and queries")
-        elif isinstance(node, exp.Show) and node.name.upper() != "TABLES":
+        elif isinstance(node, exp.Command) or (isinstance(node, exp.Show) and node.name.upper() != "TABLES"):  # SHOW alone gets here
             _refuse("only SHOW TABLES; DESCRIBE shows one")
         elif not isinstance(node, _NODES + _SYNTAX) and type(node) not in functions:
             _refuse(f"{_named(node)} is not allowed")

@@ -110,7 +110,7 @@ def run_parquet(con: duckdb.DuckDBPyConnection, sql: str, limits: AnswerLimits, 
         with _session(con, sql, tables) as statement:
             if statement.explain or not statement.wrappable:
                 raise UsageError("format: parquet is for queries; ask for DESCRIBE, SHOW and EXPLAIN as json or csv")
-            rows = f"SELECT * FROM (\n{statement.text}\n) LIMIT {limits.rows:d}"
+            rows = f"SELECT * FROM ({statement.text}\n) LIMIT {limits.rows:d}"
             with _bounded(con, path, limits):
                 count = con.execute(f"COPY ({rows}) TO '{target}' (FORMAT parquet)").fetchall()[0][0]
             return ParquetFile(path.read_bytes(), count >= limits.rows)
@@ -173,10 +173,13 @@ def _session(con: duckdb.DuckDBPyConnection, sql: str, tables: Collection[str]) 
         raise _translated(error) from None
 
 
+_SHAPE_OF = "DESCRIBE SELECT * FROM ("  #: before a statement on its own first line, so that errors name its lines by their numbers
+
+
 def _translated(error: Exception) -> Exception:
     import duckdb
 
-    text = " ".join(str(error).split())
+    text = " ".join(str(error).replace(_SHAPE_OF, "").split())
     if isinstance(error, OverflowError | ValueError):  # such as an interval of a million years
         return UsageError(f"query: a value cannot be answered: {text[:200]}; cast it to VARCHAR")
     if isinstance(error, StokerError) or not isinstance(error, duckdb.Error | MemoryError):
@@ -209,7 +212,7 @@ def plain(value: Any) -> Any:
 
 
 def _shape(con: duckdb.DuckDBPyConnection, statement: Statement) -> tuple[list[str], list[str]]:
-    columns = con.execute(f"DESCRIBE SELECT * FROM (\n{statement.text}\n)").fetchall()
+    columns = con.execute(f"{_SHAPE_OF}{statement.text}\n)").fetchall()
     return [column[0] for column in columns], [column[1] for column in columns]
 
 

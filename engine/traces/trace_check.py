@@ -18,7 +18,8 @@ _NO_SECONDS = "{}: must be a number of seconds from 0 to 1e11"
 
 def check_name(name: str) -> str:
     if not NAME.fullmatch(name):
-        raise ValueError(f"name: {name[:100]!r} is not made of up to 100 letters, digits, '.', '_' and '-'; give another with --name")
+        form = "up to 100 letters of A to Z, digits, '.', '_' and '-', a letter or digit first"
+        raise ValueError(f"name: {name[:100]!r} is not made of {form}; give another with --name")
     if name.endswith(FILE_ENDINGS):
         raise ValueError(f"name: {name!r} would be taken for a file; give another with --name")
     return name

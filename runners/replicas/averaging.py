@@ -49,6 +49,7 @@ class ReplicaStep:
         self.batch = group.settings.batch
         self.loss = 0.0  #: sum over this member's samples; after `reduce` the mean of the step
         self.values: dict[str, float] = {}
+        self.wrong = -1  #: step of which the samples of all have not added up once
 
     def place(self, model: nn.Module) -> nn.Module:
         self.model, placed = model, self.work.place(model)
@@ -145,10 +146,14 @@ class ReplicaStep:
         samples, places, loss, *any_begun = counts.tolist()
         whole = ((0, self.batch),)
         if (samples, places) != (self.batch, sample_ledger.checksum(whole)):
-            raise StokerError(
-                f"replicas: the samples of step {self.group.me.step} do not add up: {samples:.0f} of {self.batch}; nothing was moved, "
-                "and this is a mistake of Stoker's: please tell it with the logs of all members"
-            )
+            if self.wrong == self.group.me.step:
+                raise StokerError(
+                    f"replicas: the samples of step {self.group.me.step} do not add up: {samples:.0f} of {self.batch}; nothing was moved, "
+                    "and this is a mistake of Stoker's: please tell it with the logs of all members"
+                )
+            self.wrong = self.group.me.step
+            self.group.broken(self.decision, "one went by what another had told before")
+            return False
         for bundle, (summed, _) in zip(self.bundles, self.sent, strict=True):
             _take(bundle, summed)
         for parameter, some in zip(parameters, any_begun, strict=True):

@@ -259,7 +259,7 @@ class Group:
         If it is asked to stop while it waits it says so, but takes the step if the others have counted on it meanwhile.
         """
         result: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._join(result)
+        asked = {self._join(result)}
         until = time.monotonic() + self.settings.goodbye if self.me.leaving else math.inf
         while True:
             try:
@@ -267,7 +267,7 @@ class Group:
             except queue.Empty:
                 if self._stop() and not self.me.leaving:
                     self.tell(leaving=True)
-                    self._join(result)
+                    asked.add(self._join(result))
                     until = time.monotonic() + self.settings.goodbye
                 if time.monotonic() > until:
                     raise Interrupted from None
@@ -277,24 +277,28 @@ class Group:
             if isinstance(found, Exception):
                 log.debug("no quorum at %s: %s", self._lighthouse, found)
                 raise _Silent
-            if any(one.lease == self.me.lease and one.leaving for one in found):
+            if asked.isdisjoint(found):  # what it told earlier was on its way for long, and has come to the lighthouse after this
+                self._join(result)
+                continue
+            if any(one.lease == self.me.lease and one.leaving for one in found.values()):
                 raise Interrupted
-            return [one for one in found if one.group == self.me.group]
+            return [one for one in found.values() if one.group == self.me.group]
 
-    def _join(self, result: queue.SimpleQueue[Any]) -> None:
-        """Ask the lighthouse for the members of the next step: the answer, or an error, comes when all are there."""
-        client, me = self._client, self.me
+    def _join(self, result: queue.SimpleQueue[Any]) -> str:
+        """Ask the lighthouse for the members of the next step, in these words: the answer, or an error, comes when all are there."""
+        client, me, words = self._client, self.me, self.me.encoded()
         wait = timedelta(seconds=3 * self.settings.quorum_timeout)
 
         def call() -> None:
             try:
                 found = client.quorum(self._name(), timeout=wait, address=me.address, store_address=me.store, step=me.step, world_size=1,
-                                      shrink_only=False, data={"member": me.encoded()})  # fmt: skip
-                result.put([decoded(str(one.data["member"])) for one in found.participants])
+                                      shrink_only=False, data={"member": words})  # fmt: skip
+                result.put({text: decoded(text) for one in found.participants for text in [str(one.data["member"])]})
             except Exception as error:
                 result.put(error)
 
         threading.Thread(target=call, name="quorum", daemon=True).start()
+        return words
 
     def _beat(self) -> None:
         """Send signs of life while the member is in a group."""
@@ -423,14 +427,18 @@ class Group:
                     raise work
                 work.wait()
         except RuntimeError as error:
-            log.info("a member was lost (%s); the step goes on with those who are left", str(error).rpartition("] ")[2][:100])
             self.lost += time.monotonic() - began
-            self.tell(doubts=tuple({*self.me.doubts, decision.leases}))  # for another member the same sum may have succeeded
-            self.failed(decision)
+            self.broken(decision, f"a member was lost ({str(error).rpartition('] ')[2][:100]})")
             return False
         finally:
             self._summing = None
         return True
+
+    def broken(self, decision: Decision, why: str) -> None:
+        """Give up a sum that failed here; for another member it may have succeeded."""
+        log.info("%s; the step goes on with those who are left", why)
+        self.tell(doubts=tuple({*self.me.doubts, decision.leases}))
+        self.failed(decision)
 
     def _patience(self, decision: Decision) -> float:
         """Seconds to wait for a member that computes or copies a state: a lost one is mostly noticed at once."""

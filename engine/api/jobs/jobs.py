@@ -13,7 +13,6 @@ import msgspec
 
 from ...errors import Conflict, NoRoom, NotFound, StokerError, Unauthorized, UsageError, nearest
 from ...fleet.remote_logs import LogSource, source_of
-from ...forecast.explain import expected, replicas, serving, shared_input
 from ...forecast.explain import explain as explain_job
 from ...forecast.in_the_way import BEHIND, RESOURCES, InTheWay, in_the_way
 from ...jobs.control import Control, control
@@ -23,7 +22,7 @@ from ...jobs.pipeline_history import describe
 from ...jobs.schedule_rows import NewSchedule, add_schedule
 from ...jobs.states import FINAL
 from ...jobs.submission import SubmitRequest, check, pools_of, submit
-from ...json_rows import objects
+from ...json_rows import first, objects
 from ...logfile import Piece, Place, read_log, read_timed
 from ...logfile import since as place_since
 from ...protocol import BundleKept, SnapshotPiece
@@ -197,24 +196,21 @@ async def show(call: Call) -> dict[str, Any]:
         store = call.daemon.store
         (row,) = objects(store, "api/job", job)
         row["spec"] = msgspec.to_builtins(redact(msgspec.convert(row["spec"], JobSpec)))
-        provenance = objects(store, "api/provenance", job)
-        progress = objects(store, "api/progress", job)
-        waiting = objects(store, "api/waiting", job) if row["state"] in WAITING else None
         return {
             "job": row,
             "tasks": _tasks(store, job) if named.array else None,
             "array": _array(store, job) if named.array else None,
             "tiers": objects(store, "api/tiers", job),
             "dependencies": objects(store, "api/dependencies", job),
-            "provenance": provenance[0] if provenance else None,
-            "progress": progress[0] if progress else None,
-            "serving": serving(store, job) if row["kind"] == SERVES else None,
-            "shared_input": shared_input(store, job),
-            "replicas": replicas(store, job) if row["spec"].get("replicas") else None,
-            "expected": expected(store, job),
+            "provenance": first(store, "api/provenance", job),
+            "progress": first(store, "api/progress", job),
+            "serving": first(store, "api/serving", job) if row["kind"] == SERVES else None,
+            "shared_input": first(store, "api/shared_input", job),
+            "replicas": first(store, "api/replicas", job) if row["spec"].get("replicas") else None,
+            "expected": first(store, "api/expected", job),
             "silent": objects(store, "api/silent", job),
             "leases": objects(store, "api/leases", job),
-            "waiting": waiting[0] if waiting else None,
+            "waiting": first(store, "api/waiting", job) if row["state"] in WAITING else None,
             "events": objects(store, "api/events", job),
         }
 
