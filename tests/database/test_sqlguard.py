@@ -624,6 +624,8 @@ def test_parquet(target: Target, tmp_path: Path) -> None:
     ("SELECT nme FROM jobs", "nme"), ("SELECT * FROM job", "did you mean 'jobs'"), ("SELECT uper('a')", "did you mean 'upper'"),
     ("DROP TABLE jobs", "only reads"), ("SELECT 1; SELECT 2", "one statement"), ("", "nothing to run"),
     ("SELECT json_tree('[]')", "use it in FROM"), ("SELECT 1 +", "query: "), ("EXPLAIN PIVOT jobs ON state", "PIVOT"),
+    ("SHOW nodes", "only SHOW TABLES; DESCRIBE shows one"), ("select nme from jobs", "LINE 1: select nme from jobs"),
+    ("select 1 AS a,\n nme\nfrom jobs", "LINE 2: nme"),
 ])  # fmt: skip
 def test_errors_say_what_to_do(target: Target, sql: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
