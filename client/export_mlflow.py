@@ -18,7 +18,7 @@ def _library(uri: str | None) -> Any:
     try:
         from mlflow import MlflowClient
     except ImportError:
-        raise UsageError("mlflow is not installed here: pip install 'stoker[mlflow]', or mlflow itself") from None
+        raise UsageError("mlflow is not installed here: pip install '.[mlflow]' in Stoker's source tree, or mlflow itself") from None
     return MlflowClient(tracking_uri=uri)
 
 

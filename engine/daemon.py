@@ -198,6 +198,9 @@ def run(
             raise
         try:
             asyncio.run(serve(services, tcp, ui, sealed))
+        except StokerError:  # refused its address: it has ended, and nobody killed it
+            lock.note("")
+            raise
         finally:
             services.close()
         if services.exit_code == 0:

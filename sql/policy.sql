@@ -100,15 +100,9 @@ SELECT id, submitted_at, state = 'pending' AS pending, state = 'suspending' AS s
        array_id, array_cap::DOUBLE AS array_cap, lease_id, signature, first_start_at, unmeasured,
        total_steps::DOUBLE AS total_steps, est_duration, gpu_memory, kept_memory::DOUBLE AS kept_memory,
        kind, backbone, share, excluded, place, saved_bytes::DOUBLE AS saved_bytes, bundle IS NOT NULL AS handed_on, not_sent, begin_from::DOUBLE AS begin_from,
-       coalesce(begins = 'auto', false) AS begins
+       coalesce(begins = 'auto', false) AS begins, CASE WHEN input IS NOT NULL THEN hash(owner, input) END AS input
 FROM jobs
 WHERE pool = $1 AND finished_at IS NULL
-
--- name: input_groups
--- Jobs of a pool that have not ended and share their input, and with whom: those of one user that name the same. $1: pool.
-SELECT id, hash(owner, spec ->> '$.share.input') AS input
-FROM jobs
-WHERE pool = $1 AND finished_at IS NULL AND contains(spec::VARCHAR, '"input"') AND spec ->> '$.share.input' IS NOT NULL
 
 -- name: kept_backbones
 -- Runners and the backbones that fork servers of theirs are to have: by a policy, or by hand.

@@ -116,10 +116,11 @@ ORDER BY d.job_id
 -- What is needed to end leases: their jobs with their counters. `reported`: whether the progress is this lease's, not that of an attempt before.
 SELECT l.id, l.job_id, l.gpu_count, epoch(l.granted_at) AS granted_at, epoch(l.started_at) AS started_at, l.stop_reason, l.profile, l.share, coalesce(j.unmeasured, 0) AS unmeasured,
        j.excluded, j.failures, j.preemptions, j.cancel_requested, j.held, j.run_time, j.attained, j.spec, p.metric, p.step, p.total_steps,
-       (SELECT d.job_id FROM dependencies d WHERE d.job_id = CAST(l.options ->> 'joint' AS BIGINT) AND d.needs = j.id AND NOT d.met) AS joint,
+       d.job_id AS joint,
        coalesce(p.updated_at >= l.started_at, false) AND m.seq IS NOT NULL AS reported
 FROM leases l JOIN jobs j ON j.id = l.job_id LEFT JOIN progress p ON p.job_id = j.id
 LEFT JOIN report_marks m ON m.lease_id = l.id AND m.rank = 0
+LEFT JOIN dependencies d ON d.job_id = CAST(l.options ->> 'joint' AS BIGINT) AND d.needs = j.id AND NOT d.met
 WHERE l.id IN (SELECT unnest($1::BIGINT[])) AND l.state <> 'ended'
 ORDER BY l.id
 
@@ -179,8 +180,8 @@ ORDER BY g.idx, g.id
 SELECT id, owner, idempotency_key, state, spec, epoch(submitted_at) FROM jobs WHERE idempotency_key IN (SELECT unnest($1::VARCHAR[]))
 
 -- name: job_attempts
--- Leases granted so far to each job, and with whose weights it begins.
-SELECT id, attempts, begin_from FROM jobs WHERE id IN (SELECT unnest($1::BIGINT[]))
+-- Leases granted so far to each job, with whose weights it begins, and whether it may begin with an adapter of the bank.
+SELECT id, attempts, begin_from, begins IS NOT NULL FROM jobs WHERE id IN (SELECT unnest($1::BIGINT[]))
 
 -- name: job_files_at
 -- What jobs keep in a home, as it was told last.

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import forked
+from hastened import place
 from stoker.engine.client import Client
 from stoker.engine.home import Home
 from waiting import PATIENCE, patient, until, watched
@@ -162,6 +163,14 @@ def daemon_apart(template: Path | None = None, config: str = "") -> Iterator[Dae
         shutil.rmtree(home.path, ignore_errors=True)
 
 
+def agent_command(*, hastened: bool) -> list[str]:
+    """What starts an agent; ``hastened``: its trainings are forked from a process that has imported what they import."""
+    if not hastened:
+        return [sys.executable, "-m", "stoker.runners.host.agent"]
+    changes = f"import sys\nsys.path.append({str(Path(__file__).parent / 'on_the_host')!r})\nimport hastened\nhastened.hasten({place()!r})"
+    return [sys.executable, "-c", f"{changes}\nfrom stoker.runners.host import agent\nsys.exit(agent.main())"]
+
+
 class RunnerProcess(_Process):
     """A runner's agent in a process of its own. Its workers outlive it: stop the jobs first, or `end_workers`.
 
@@ -173,7 +182,7 @@ class RunnerProcess(_Process):
         self.node = node
         warm = [] if "--warm" in arguments else ["--warm", os.environ.get("STOKER_TEST_WARM", "off")]
         options = ["--home", str(home.path), "--node", node, "--slots", str(slots), *warm, *arguments]
-        super().__init__(home, f"runner-{node}.log", [sys.executable, "-m", "stoker.runners.host.agent", *options], env)
+        super().__init__(home, f"runner-{node}.log", [*agent_command(hastened="--warm" not in arguments), *options], env)
 
     def start(self, daemon: Client | None = None) -> None:
         """Until it has registered; ``daemon`` where that has another home, as on another host."""

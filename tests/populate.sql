@@ -33,7 +33,7 @@ SELECT i, 'job-' || i, 'finetune', 'default', 'user' || i % 5, state, submitted 
        CASE WHEN i % 11 = 0 THEN '{"node1": "workdir: there is no directory /work on this node"}' END,
        CASE WHEN i % 4 = 0 THEN 'home-0' END, CASE WHEN i % 4 = 0 THEN 1000 * i END, CASE WHEN i % 8 = 0 THEN sha256(i::VARCHAR) END,
        CASE WHEN i % 8 = 4 THEN 'its checkpoint is damaged' END, CASE WHEN i % 6 = 5 THEN 'auto' WHEN i % 12 = 4 THEN 'job' END,
-       CASE WHEN i % 12 = 4 THEN i - 1 END, CASE WHEN i % 9 = 0 THEN 500000000 END
+       CASE WHEN i % 12 = 4 THEN i - 1 END, CASE WHEN i % 9 = 0 THEN 500000000 END, CASE WHEN i % 10 = 0 THEN 'images' END
 FROM (
     SELECT i, getvariable('origin') + to_seconds(30 * i) AS submitted, i < getvariable('running_from') AS ended,
            CASE WHEN i >= getvariable('running_from') + 7 THEN 'pending' WHEN i >= getvariable('running_from') THEN 'running'

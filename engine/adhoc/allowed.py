@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlglot
-from sqlglot import Token, TokenType, exp
+from sqlglot import ErrorLevel, Token, TokenType, exp
 from sqlglot.errors import SqlglotError
 
 from ..errors import UsageError, nearest
@@ -204,15 +204,16 @@ def _check_tree(tree: exp.Expression, tables: Collection[str]) -> None:
 
 @functools.cache
 def _function_classes() -> frozenset[type[exp.Func]]:
-    """sqlglot's classes for the allowed functions, found by parsing a call of each."""
+    """sqlglot's classes for the allowed functions, found by parsing calls of each that it reads as more than a name and arguments."""
+    duckdb = sqlglot.Dialect.get_or_raise("duckdb")
+    parser = duckdb.parser_class
+    own = {*parser.FUNCTIONS, *parser.FUNCTION_PARSERS, *parser.NO_PAREN_FUNCTION_PARSERS, *duckdb.tokenizer_class.KEYWORDS}
     found: set[type[exp.Func]] = set()
     for name in FUNCTIONS | TABLE_FUNCTIONS:
-        for arguments in ("", "a", "a, b", "a, b, c"):
-            try:
-                call = sqlglot.parse_one(f"SELECT {name}({arguments})", dialect="duckdb")
-            except SqlglotError:
-                continue  # not a number of arguments that this function takes
-            found.update(type(node) for node in call.find_all(exp.Func) if not isinstance(node, exp.Anonymous))
+        if name.upper() in own:
+            calls = ", ".join(f"{name}({arguments})" for arguments in ("", "a", "a, b", "a, b, c"))
+            tree = sqlglot.parse_one(f"SELECT {calls}", dialect=duckdb, error_level=ErrorLevel.IGNORE)  # some take another number of them
+            found.update(type(node) for node in tree.find_all(exp.Func) if not isinstance(node, exp.Anonymous))
     return frozenset(found)
 
 

@@ -19,7 +19,7 @@ COMPLETION_TIMEOUT = 0.3  #: seconds: a key press must not hang on a busy daemon
 
 
 def complete_names(context: click.Context, path: str, query: dict[str, Any], listing: str, keys: tuple[str, ...], start: str) -> list[str]:
-    """Names that a listing of the daemon knows; nothing when it is down, for a completion must stay silent."""
+    """Names in a listing of the daemon; none if it is down, as a completion must stay silent."""
     app = context.find_object(App) or App()
     try:
         with closing(app.client_within(COMPLETION_TIMEOUT)) as client:

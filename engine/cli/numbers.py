@@ -1,4 +1,4 @@
-"""Numbers and sizes as options. click's own types let NaN pass, which lies within no bounds, and infinity where there is no bound."""
+"""Numbers and sizes as options. click's own types accept NaN despite bounds, and infinity without a bound."""
 
 from __future__ import annotations
 

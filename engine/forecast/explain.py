@@ -1,4 +1,4 @@
-"""Why a job waits, runs or ended as it did, from what the tables say: `stoker explain`."""
+"""Why a job waits, runs or ended, from the tables: `stoker explain`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..store.store import Store
 from .deadline_watch import verdict
 from .in_the_way import InTheWay
 
-#: Why jobs wait that would be served, were it their turn.
+#: Reasons of jobs that only wait for their turn.
 _IN_LINE = ("resources", "behind", "next-cycle", "round", "planned", "turn", "starting")
 
 
@@ -35,12 +35,11 @@ def explain(
     """The answer of `GET /v1/jobs/REF/explain`; see docs/api.md.
 
     ``deadlines_first``: whether the policy of a pool serves jobs with deadlines before those without.
-    ``held_back``: the guard that a job of a pool waits for. ``in_the_way``: what else keeps it.
+    ``held_back``: the guard for which a job of a pool waits. ``in_the_way``: its other obstacles.
     """
     (row,) = objects(store, "api/job", job)
-    waiting = (
-        first(store, "api/waiting", job) if row["state"] in WAITING else None
-    )  # it may have ended, and wait anew, since the line above
+    # it may have ended, or wait again, since the line above
+    waiting = first(store, "api/waiting", job) if row["state"] in WAITING else None
     held = held_back(row["pool"], job) if row["state"] == State.PENDING and waiting and waiting["code"] in (*_IN_LINE, "deferred") else None
     kept = in_the_way(row["pool"], job, waiting["code"]) if row["state"] == State.PENDING and waiting else InTheWay()
     ahead = None if kept.before is None else _ahead(store, kept)
@@ -95,7 +94,7 @@ def _never_joined(store: Store, row: dict[str, Any], waiting: dict[str, Any] | N
 
 
 def _place(store: Store, row: dict[str, Any], waiting: dict[str, Any] | None) -> str:
-    """Of a job that waits: where its checkpoint lies, unless all runners read it, and where it could not be started."""
+    """For a waiting job: the place of its checkpoint, unless all runners read it, and runners on which it could not be started."""
     if (
         row["lease_id"] is not None
         or row["state"] in FINAL
@@ -119,7 +118,7 @@ def _place(store: Store, row: dict[str, Any], waiting: dict[str, Any] | None) ->
 
 
 def _fetching(store: Store, row: dict[str, Any]) -> str:
-    """Of a job that has not begun: the checkpoint that it fetches."""
+    """For a job that has not begun: the checkpoint that it fetches."""
     if row["state"] not in (State.ASSIGNED, State.STARTING) or row["place"] is None:
         return ""
     places = places_of(store.rows("policy/nodes"))
@@ -130,7 +129,7 @@ def _fetching(store: Store, row: dict[str, Any]) -> str:
 
 
 def _leaving(store: Store, row: dict[str, Any]) -> str:
-    """Which of the runners that matter to a job hand their nodes back, and when."""
+    """The runners that matter to a job and hand their nodes back, with the times."""
     found = [] if row["state"] in FINAL else store.rows("api/leaving", row["id"])
     if found and row["lease_id"] is None and store.rows("policy/saves_nothing", [row["id"]]):
         ((takes,),) = store.rows("api/duration_of", row["id"])
@@ -142,9 +141,9 @@ def _leaving(store: Store, row: dict[str, Any]) -> str:
 
 
 def _begins(store: Store, row: dict[str, Any]) -> str:
-    """Of a job that may begin with the adapter of another one, or trains together with one: with which it did, or would."""
+    """For a job that may begin with another's adapter, or trains together with another: that job."""
     one = first(store, "api/beginning", row["id"])
-    if one is None and row["begins"] in (None, JOINT):  # which tells for what it waits
+    if one is None and row["begins"] in (None, JOINT):  # its reason tells it already
         return ""
     if one is None:
         named = row["begin_after"]
@@ -160,7 +159,7 @@ def _begins(store: Store, row: dict[str, Any]) -> str:
 
 
 def _start(store: Store, row: dict[str, Any]) -> str:
-    """Of a job that has started: whether its worker was forked, and why not."""
+    """For a started job: whether its worker was forked, and why not."""
     found = store.rows("api/last_start", row["id"])
     if not found:
         return ""
@@ -169,7 +168,7 @@ def _start(store: Store, row: dict[str, Any]) -> str:
 
 
 def _replicas(store: Store, row: dict[str, Any]) -> str:
-    """Of a replica: how its group stands, and what it waits for itself."""
+    """For a replica: the state of its group, and its own wait."""
     found = first(store, "api/replicas", row["id"])
     if found is None:
         return ""
@@ -191,12 +190,12 @@ STARTED = {True: "started warm", False: "started cold"}
 
 
 def _guard(waiting: dict[str, Any] | None, held: HeldBack | None) -> str:
-    """Which guard, and which victim, unless the reason says it."""
+    """The guard, and the victim, unless the reason names them."""
     return f"; {held.text}" if held is not None and waiting is not None and held.text not in waiting["reason"] else ""
 
 
 def _ahead(store: Store, kept: InTheWay) -> dict[str, Any]:
-    """Who is before it, and what would let it pass."""
+    """The job before it, and the setting that would let it pass."""
     assert kept.before is not None
     (row,) = objects(store, "api/job", kept.before.job)
     words = f"{row['name']} ({fmt.counted(row['gpus_min'], 'GPU')}) is before it"
@@ -225,12 +224,12 @@ def _partners(partners: list[dict[str, Any]]) -> str:
     return f"; takes turns with {names}{turn}{waited}"
 
 
-#: What was last seen of a job that takes turns.
+#: The last observed state of a job that takes turns.
 TURNS = {"has": "has the turn", "waits": "is paused until its turn comes", "behind": "has what these leave of the slot (by the kernel)"}
 
 
 def _bank(store: Store, row: dict[str, Any]) -> str:
-    """Of a prompt tuning: whether it began with a prompt of the bank, and why not (002 ch. 4.4.3.4)."""
+    """For a prompt tuning: whether it began with a prompt of the bank, and why not (002 ch. 4.4.3.4)."""
     use = first(store, "api/bank_use", row["id"])
     if use is None:
         return ""
@@ -240,7 +239,7 @@ def _bank(store: Store, row: dict[str, Any]) -> str:
 
 
 def _alone(store: Store, row: dict[str, Any]) -> str:
-    """Why a job shares GPUs with nobody, where that is not for the policy to say."""
+    """Why a job shares GPUs with no other, unless the policy decided that."""
     if row["share"] is None or row["state"] in FINAL:
         return ""
     ((gpus, memory, shared),) = store.rows("api/room_to_share", row["pool"])
@@ -256,7 +255,7 @@ def _alone(store: Store, row: dict[str, Any]) -> str:
 
 
 def _deadlines_ahead(store: Store, row: dict[str, Any], waiting: dict[str, Any] | None) -> str:
-    """Of a job without a deadline that waits its turn: that others go first because they have some."""
+    """For a waiting job without a deadline: the jobs that go first because they have deadlines."""
     if waiting is None or row["demand"] != "best-effort" or waiting["code"] not in _IN_LINE:
         return ""
     ((before, holding),) = store.rows("api/deadlines_ahead", row["id"])
@@ -266,7 +265,7 @@ def _deadlines_ahead(store: Store, row: dict[str, Any], waiting: dict[str, Any] 
 
 
 def _decision(job: int, row: dict[str, Any]) -> dict[str, Any]:
-    """What a decision meant for this job."""
+    """A decision's effect on this job."""
     plan = row.pop("plan")
     what, why = "waits", plan["deferred"].get(str(job), "")
     for start in plan["starts"]:
@@ -279,7 +278,7 @@ def _decision(job: int, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _deadline(store: Store, row: dict[str, Any]) -> dict[str, Any] | None:
-    """How its last deadline stands by the view `outlook`, as `ps`, `top`, the queue and the alarms say, or what became of it."""
+    """The state of its last deadline by the view `outlook`, as in `ps`, `top`, the queue and the alarms, or its outcome."""
     at = row["deadline"]
     if at is None:
         return None

@@ -11,7 +11,7 @@ from ..store.transaction import Transaction
 from .states import ACTIVE, FINAL, State, legal
 
 WAITING = frozenset({State.SUBMITTED, State.PENDING})
-GOING_ON = frozenset({State.STARTING, State.RUNNING})  #: to these from a lease that was granted: to a policy nothing has changed
+GOING_ON = frozenset({State.STARTING, State.RUNNING})  #: moves from a granted lease to these change nothing for a policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +27,13 @@ class Move:
 
 
 def move(tx: Transaction, moves: Sequence[Move]) -> None:
-    """Make the transitions in order; several for one job are allowed. Ends of jobs settle those that wait for them.
+    """Make the transitions in order; several for one job are allowed. Ends of jobs settle the jobs that wait for them.
 
-    Raises Conflict when one is not legal: our own error, it undoes the transaction.
+    Raises Conflict if one is not legal: that is our own error, and undoes the transaction.
     """
     while moves:
         state = {row[0]: State(row[1]) for row in tx.execute("job_states", [m.job for m in moves])}
+        waited = {job for job, before in state.items() if before in WAITING}
         rows: dict[int, dict[str, Any]] = {}
         for step in moves:
             before = state.get(step.job)
@@ -42,7 +43,7 @@ def move(tx: Transaction, moves: Sequence[Move]) -> None:
             rows.setdefault(step.job, {"id": step.job}).update(_columns(tx, before, step))
             tx.event("job.state", step.actor, job=step.job, lease=step.lease, before=before, after=step.to, reason=step.reason)
         tx.update("jobs", ["id"], list(rows.values()))
-        tx.delete("waiting", "job_id", [job for job, now in state.items() if now not in WAITING])
+        tx.delete("waiting", "job_id", [job for job in waited if state[job] not in WAITING])
         if any(step.to not in GOING_ON for step in moves):
             tx.touch("queue")
         moves = _settle(tx, {job: now for job, now in state.items() if now in FINAL})
@@ -60,7 +61,7 @@ def _columns(tx: Transaction, before: State, step: Move) -> dict[str, Any]:
 
 
 def _settle(tx: Transaction, ended: Mapping[int, State]) -> list[Move]:
-    """What the end of jobs means for those that wait for them: go on, or be cancelled as their need can't be met."""
+    """The effects of ended jobs on those that wait for them: go on, or be cancelled as their need can't be met."""
     if not ended:
         return []
     met: list[dict[str, Any]] = []
@@ -76,5 +77,5 @@ def _settle(tx: Transaction, ended: Mapping[int, State]) -> list[Move]:
             reason = f"job {source}, with whose weights it was to begin, ended as {ended[source]} without a checkpoint"
             lost[job] = Move(job, State.CANCELLED, reason, "daemon", changes={"outcome": "dependency"})
     tx.update("dependencies", ["job_id", "needs"], met)
-    ready = [row[0] for row in tx.execute("ready", [row["job_id"] for row in met]) if row[0] not in lost]
+    ready = [row[0] for row in tx.execute("ready", [row["job_id"] for row in met]) if row[0] not in lost] if met else []
     return [*lost.values(), *(Move(job, State.PENDING, "all that it waited for has ended", "daemon") for job in ready)]

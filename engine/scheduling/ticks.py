@@ -380,11 +380,12 @@ class Scheduling:
         decision = enactment.decision
         acted = bool(enactment.grants or enactment.stops or enactment.renewals or enactment.warm)
         if acted or enactment.waiting:
-            self._flush(state)
             if decision.error is None:
                 decision = replace(decision, outcome="applied" if acted else "unchanged")
             try:
+                counted = self._submit_owed(state)  # it goes into the same transaction, if that has not begun
                 enacted = self._store.write(enact, replace(enactment, decision=decision))
+                counted()
             except StokerError:
                 state.waiting = {}  # no new reason was written: the next tick writes all of them
                 raise
@@ -426,10 +427,20 @@ class Scheduling:
         if decision.last_ts - state.written > FOLD_SECONDS:
             self._flush(state)
 
+    def _submit_owed(self, state: _Pool) -> Callable[[], object]:
+        """Write the ticks that were only counted; a call of the answer waits until that is durable."""
+        if state.folded is None or not state.owed:
+            return lambda: None
+        answer, last_ts = self._store.submit(enact, Enactment(state.folded)), state.folded.last_ts
+
+        def counted() -> None:
+            answer.result()
+            state.written, state.owed = last_ts, False
+
+        return counted
+
     def _flush(self, state: _Pool) -> None:
-        if state.folded is not None and state.owed:
-            self._store.write(enact, Enactment(state.folded))
-            state.written, state.owed = state.folded.last_ts, False
+        self._submit_owed(state)()
 
     def flush(self) -> None:
         """Write the ticks that were only counted: the daemon is stopping."""

@@ -201,14 +201,9 @@ def _read(con: duckdb.DuckDBPyConnection, pool: str, now: float) -> _Read:
         ineligible=[] if schedulable.all() else con.execute(parsed(con, "policy/ineligible"), [pool, now]).fetchall(),
         replicas=_saved_replicas(con, jobs, everything),
         unsaving=_unsaving(con, jobs, work, floats(nodes["leaves"])[nodes["state"] == "up"], now),
-        groups=_groups(con, pool, jobs) if len(set(gpus["node_id"])) > 1 else {},
+        groups={row: int(jobs["input"][row]) for row in np.flatnonzero(jobs["input"]).tolist()} if len(set(gpus["node_id"])) > 1 else {},
         **_saved(con, jobs),
     )
-
-
-def _groups(con: duckdb.DuckDBPyConnection, pool: str, jobs: Columns) -> dict[int, int]:
-    found = dict(con.execute(sql("policy/input_groups"), [pool]).fetchall())
-    return {row: found[job] for row, job in enumerate(jobs["id"].tolist()) if job in found} if found else {}
 
 
 def _unsaving(con: duckdb.DuckDBPyConnection, jobs: Columns, work: Work, leaves: Floats, now: float) -> dict[int, float]:

@@ -114,10 +114,14 @@ def ask_all(addresses: Sequence[str], group: int, patience: float) -> list[Statu
         return [status for status in pool.map(lambda address: ask(address, group, patience), addresses) if status is not None]
 
 
-def fetch(address: str, group: int, step: int, history: str, patience: float) -> bytes | None:
-    """A member's state after a step; None: it does not give it in time."""
-    found = _asked(address, _Ask(group=group, state_at=step, history=history, patience=patience), patience + 2.0)
-    return None if found is None or not found[0].trained or len(found[1]) != found[0].trained else found[1]
+def fetch(address: str, group: int, step: int, history: str, patience: float, silence: float) -> bytes | None:
+    """A member's state after a step; None: it does not give it in time, or has been silent for so many seconds."""
+    until = time.monotonic() + patience
+    while found := _asked(address, _Ask(group=group, state_at=step, history=history, patience=silence / 2), silence):
+        status, state = found
+        if status.trained or time.monotonic() > until:
+            return state if status.trained and len(state) == status.trained else None
+    return None
 
 
 def _asked(address: str, asked: _Ask, patience: float) -> tuple[Status, bytes] | None:

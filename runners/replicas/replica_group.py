@@ -89,6 +89,7 @@ class Group:
         self._client: Any = None  #: of that
         self._heard = 0.0  #: when that answered last
         self._cut: dict[int, str] = {}  #: members that do not answer, and where they should
+        self._summing: tuple[Any, Decision, float] | None = None  #: the sum under way: over which processes, with whom, since when
         self._process_group: Any = None
         self._formed: object = None  #: for whom that was made
         self._said, self._why = -_SAY, ""
@@ -107,8 +108,8 @@ class Group:
                 f"replicas: cannot answer the others at {host}:{settings.port}: {error.strerror}; give the job retries, or try again"
             ) from None
         self.tell(address=f"{_bracketed(host)}:{self._answers.port}")
-        self._beats = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
-        self._beats.start()
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        threading.Thread(target=self._watch, name="watch", daemon=True).start()
 
     def tell(self, **now: Any) -> None:
         """What others are told of this member from now on, see `Member`."""
@@ -151,6 +152,8 @@ class Group:
                     return decision
                 continue
             anew = True
+            if self._process_group is not None:  # others may have heard of a step with it, and wait in the sum
+                self._give_up()
             self._say(decision.why)
             if not decision.useless:
                 useful = time.monotonic()
@@ -296,7 +299,6 @@ class Group:
     def _beat(self) -> None:
         """Signs of life, while there is a group to be in."""
         while not (self.finished or self._closed):
-            self._ask_again()
             client = self._client
             if client is not None:
                 try:
@@ -306,6 +308,33 @@ class Group:
                 except Exception as error:  # who asks for a quorum notices
                     log.debug("no sign of the lighthouse: %s", error)
             time.sleep(_BEAT)
+
+    def _watch(self) -> None:
+        known: object = None
+        signs: dict[int, float] = {}
+        while not (self.finished or self._closed):
+            time.sleep(_BEAT)
+            self._ask_again()
+            under_way = self._summing
+            if under_way is None:
+                continue
+            group, decision, began = under_way
+            if under_way is not known:
+                known, signs = under_way, dict.fromkeys(decision.leases, began)
+            late = time.monotonic() - began > self.settings.quorum_timeout / 2
+            if late and self._waits_in_vain(decision, signs) and under_way is self._summing:
+                _break(group)  # who waits in the sum hears of it so
+
+    def _waits_in_vain(self, decision: Decision, signs: dict[int, float]) -> bool:
+        """Whether a member of a sum is silent for too long, or has given that sum up: a link that is cut tells nothing.
+
+        ``signs``: when each has answered last.
+        """
+        others = [one for one in decision.members if one.lease != self.me.lease]
+        answers = {one.member.lease: one.member for one in ask_all([one.address for one in others], self.settings.group, _ASK)}
+        signs |= dict.fromkeys(answers, time.monotonic())
+        silent = time.monotonic() - self.settings.quorum_timeout
+        return any(signs[one.lease] < silent or answers.get(one.lease, one).tries != one.tries for one in others)
 
     def _ask_again(self) -> None:
         """Of those that did not answer who does so now."""
@@ -354,24 +383,20 @@ class Group:
 
     def failed(self, decision: Decision) -> None:
         """An all-reduce, or the making of the group, has failed: the next group is another one, without those that cannot be reached."""
-        self._dissolve()
-        self.tell(tries=self.me.tries + 1)
+        self._give_up()
         others = [one for one in decision.members if one.lease != self.me.lease]
         answered = {status.member.lease for status in ask_all([one.address for one in others], self.settings.group, _ASK)}
         self._cut |= {one.lease: one.address for one in others if one.lease not in answered}
 
-    def _dissolve(self) -> None:
-        """Break the group's connections: others may be in a sum, and wait there for what comes through this member.
+    def _give_up(self) -> None:
+        self._dissolve()
+        self.tell(tries=self.me.tries + 1)
 
-        gloo has no call for that, and a sum that is still held keeps them open. But a receive that takes too long closes all of them.
-        """
-        group = self._process_group
-        for peer in range(group.size() if group is not None else 0):
-            with contextlib.suppress(RuntimeError):  # of itself, or of a peer that has gone
-                group.recv([torch.empty(1)], peer, 0).wait(timedelta(milliseconds=1))
+    def _dissolve(self) -> None:
+        group, self._process_group, self._formed = self._process_group, None, None
         if group is not None:
+            _break(group)
             group.abort(errored=False)
-        self._process_group = self._formed = None
 
     def start(self, tensor: torch.Tensor, decision: Decision) -> Any:
         """Begin to sum a tensor of the host over the members, in place: what `sum` waits for."""
@@ -391,6 +416,7 @@ class Group:
         False: it failed, and what is in them is worth nothing.
         """
         began = time.monotonic()
+        self._summing = (self._process_group, decision, began)
         try:
             for work in (*under_way, *(self.start(tensor, decision) for tensor in tensors)):
                 if isinstance(work, RuntimeError):
@@ -402,6 +428,8 @@ class Group:
             self.tell(doubts=tuple({*self.me.doubts, decision.leases}))  # another one may have ended the same sum well
             self.failed(decision)
             return False
+        finally:
+            self._summing = None
         return True
 
     def _patience(self, decision: Decision) -> float:
@@ -422,15 +450,17 @@ class Group:
     def copy(self, decision: Decision) -> bytes | None:
         """The group's state, of its source; None: that has gone meanwhile."""
         assert decision.source is not None
-        source, seconds = decision.source, self._patience(decision)
-        return fetch(source.address, self.settings.group, source.step, source.history, seconds)
+        return self._fetched(decision.source, self._patience(decision))
 
     def _final_state(self, answers: Sequence[Status]) -> bytes | None:
         patience = self.settings.quorum_timeout + self.settings.state_bytes / _LINK
-        for one in (status.member for status in answers if status.finished):
-            if (state := fetch(one.address, self.settings.group, one.step, one.history, patience)) is not None:
+        for one in answers:
+            if one.finished and (state := self._fetched(one.member, patience)) is not None:
                 return state
         return None
+
+    def _fetched(self, source: Member, patience: float) -> bytes | None:
+        return fetch(source.address, self.settings.group, source.step, source.history, patience, self.settings.quorum_timeout)
 
     # ---- the end ----
 
@@ -460,6 +490,17 @@ class Group:
 
 class _Silent(StokerError):
     """The lighthouse does not answer."""
+
+
+def _break(group: Any) -> None:
+    """Close a process group's connections: others may be in a sum, and wait there for what comes through this member.
+
+    gloo has no call for that, and a sum that is still held keeps them open. But a receive that takes too long closes all of them.
+    """
+    with contextlib.suppress(RuntimeError, AssertionError):  # another thread has just closed it
+        for peer in range(group.size()):
+            with contextlib.suppress(RuntimeError):  # of itself, or of a peer that has gone
+                group.recv([torch.empty(1)], peer, 0).wait(timedelta(milliseconds=1))
 
 
 def _bracketed(host: str) -> str:

@@ -14,6 +14,7 @@ FROM leases l
 JOIN jobs j ON j.id = l.job_id
 LEFT JOIN held w ON w.lease_id = l.id
 LEFT JOIN divided d ON d.lease_id = l.id
-WHERE j.pool = $1 AND j.finished_at IS NOT NULL AND j.run_time > 0 AND epoch(coalesce(j.eligible_at, j.submitted_at)) >= $2::DOUBLE
-  AND l.ended_at IS NOT NULL
+WHERE j.pool = $1 AND j.kind <> 'infer' AND j.finished_at IS NOT NULL AND j.run_time > 0
+      AND epoch(coalesce(j.eligible_at, j.submitted_at)) >= $2::DOUBLE
+      AND l.ended_at IS NOT NULL
 ORDER BY begins, l.id

@@ -7,13 +7,13 @@ WITH newest AS (
       AND m.lease_id = (SELECT max(l.id) FROM leases l WHERE l.job_id = m.job_id AND NOT coalesce(l.profile, false))
     GROUP BY m.job_id, m.lease_id, m.rank, m.name
 )
-SELECT j.id AS job_id, j.name AS job, j.owner, j.state, j.spec ->> '$.share.input' AS input,
+SELECT j.id AS job_id, j.name AS job, j.owner, j.state, j.input,
        sum(value) FILTER (n.name = 'input_made')::BIGINT AS made, sum(value) FILTER (n.name = 'input_found')::BIGINT AS found,
        sum(value) FILTER (n.name = 'input_again')::BIGINT AS again, sum(value) FILTER (n.name = 'input_bytes')::BIGINT AS bytes,
        sum(value) FILTER (n.name = 'input_saved') AS saved
 FROM newest n JOIN jobs j ON j.id = n.job_id
-GROUP BY j.id, j.name, j.owner, j.state, input
-ORDER BY input, j.id;
+GROUP BY j.id, j.name, j.owner, j.state, j.input
+ORDER BY j.input, j.id;
 COMMENT ON VIEW shared_input_now IS 'Batches of jobs that share their input, as each job''s newest attempt reported last';
 COMMENT ON COLUMN shared_input_now.job_id IS 'Job';
 COMMENT ON COLUMN shared_input_now.job IS 'Name of the job';

@@ -13,8 +13,10 @@ import sqlglot
 from adhoc import Server, serving
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlglot import exp
 from sqlglot.errors import SqlglotError
-from stoker.engine.adhoc.allowed import check_parsed, guard
+from stoker.engine.adhoc import functions
+from stoker.engine.adhoc.allowed import _function_classes, check_parsed, guard
 from stoker.engine.adhoc.query import AnswerLimits, plain, readable, run_parquet, run_query
 from stoker.engine.errors import LimitExceeded, StokerError, UsageError
 from stoker.engine.store import lockdown, migrate
@@ -649,3 +651,15 @@ def test_the_locked_database_still_writes_where_it_may(target: Target) -> None:
                 con.execute(sql)
     for name in ("copy.duckdb", "events.parquet"):
         (folder / name).unlink()
+
+
+def test_the_classes_of_allowed_functions_are_those_of_all_calls_that_parse() -> None:
+    found: set[type[exp.Func]] = set()
+    for name in functions.FUNCTIONS | functions.TABLE_FUNCTIONS:
+        for arguments in ("", "a", "a, b", "a, b, c"):
+            try:
+                call = sqlglot.parse_one(f"SELECT {name}({arguments})", dialect="duckdb")
+            except SqlglotError:
+                continue  # not a number of arguments that this function takes
+            found.update(type(node) for node in call.find_all(exp.Func) if not isinstance(node, exp.Anonymous))
+    assert _function_classes() == found

@@ -31,7 +31,7 @@ def write_report(
 ) -> Path:
     """Figures and a page into ``out``; curves are of the first completed seed of each policy. The path of the page.
 
-    ``about`` and ``wrong`` are sentences: what was simulated, and what of it failed.
+    ``about`` and ``wrong`` are sentences about the study, and about its failures.
     """
     from ...report.sim_page import Words, write
     from ...sim.results.history import AS_IT_WAS
@@ -56,7 +56,7 @@ def write_report(
 
 
 def comparison(study: Study, runs: Sequence[Recorded], averages: Sequence[Average]) -> Comparison:
-    """What the figures are drawn from."""
+    """The data of the figures."""
     from ...report.sim_plots import Comparison, Panel
     from ...sim.results.figures import extent
 
