@@ -52,7 +52,7 @@ def _state_style(row: Row) -> str:
 
 def progress(row: Row) -> str:
     if collapsed(row):
-        otherwise = "".join(f", {row[f'array_{how}']} {how}" for how in ("failed", "cancelled") if row[f"array_{how}"])
+        otherwise = "".join(f", {row[f'array_{how}']} {how}" for how in ("failed", "cancelled", "held") if row.get(f"array_{how}"))
         return f"{row['array_ended']}/{row['array_size']} ended{otherwise}"
     if row.get("kind") == "infer":
         return "" if row["step"] is None else f"{row['step']} answered"
@@ -123,7 +123,7 @@ def start(row: Row) -> str:
 
 
 def beside(row: Row) -> str:
-    """Who shares its GPUs."""
+    """The jobs that share its GPUs."""
     return f"beside {row['shared_with']}" if row.get("shared_with") else ""
 
 

@@ -166,7 +166,7 @@ def _told(error: click.UsageError) -> str:
 
 def _sentence(message: str) -> str:
     """click's messages in our style: one line, no full stop at the end."""
-    line = " ".join(message.split()).rstrip(".")
+    line = " ".join(message.split()).rstrip(".").removesuffix(" range")  # 'x' is not a valid integer, not an 'integer range'
     return line[:1].lower() + line[1:]
 
 

@@ -42,7 +42,7 @@ CYCLE = "{} is a cycle, so none of them could start; remove one '{}'"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 SNAPSHOT = re.compile(r"/[^\0]*|sha256:[0-9a-f]{64}")
 TASK = re.compile(NAME.pattern + r"\[\d+\]", re.ASCII)
-NAME_FORM = "up to 100 letters, digits, '.', '_' and '-', and not digits alone (those are job numbers)"
+NAME_FORM = "up to 100 letters of A to Z, digits, '.', '_' and '-', a letter or digit first, and not digits alone (those are job numbers)"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _ENTRYPOINT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 

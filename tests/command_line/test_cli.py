@@ -197,6 +197,7 @@ BAD: list[tuple[list[str], int, str]] = [
     (["ps", "--since", "yesterday"], 2, "--since"),
     (["cancel", "17", "--user", "ann"], 2, "name the jobs, or say what they are"),
     (["cancel", "--state", "runing"], 2, "did you mean 'running'"),
+    (["logs", "17", "-n", "1.5"], 2, "'1.5' is not a valid integer; see"),
     (["logs", "17", "--grep", "("], 2, "--grep: '(' is not a regular expression"),
     (["logs", "17", "--since", "1m", "-n", "5"], 2, "give one of them"),
     (["clean", "x"], 2, "unexpected extra argument"),

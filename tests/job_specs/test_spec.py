@@ -17,7 +17,7 @@ from spec_as_yaml import dump
 from stoker.engine.errors import UsageError
 from stoker.engine.spec import cron
 from stoker.engine.spec.build import Context
-from stoker.engine.spec.check import problems, require, require_all
+from stoker.engine.spec.check import NAME_FORM, problems, require, require_all
 from stoker.engine.spec.click_options import OPTIONS, from_options, overrides, spec_options
 from stoker.engine.spec.expand import fired, submissions
 from stoker.engine.spec.model import Demand, Dependency, JobSpec, PipelineOptions, Retries, Reuse, Stop, Switch, Tier, Tuner
@@ -457,7 +457,7 @@ def test_what_is_no_secret_in_a_command(command: tuple[str, ...]) -> None:
         ({"cron": "x"}, "a: cron: must be five fields 'minute hour day month weekday', such as '30 2 * * mon-fri', not 'x'"),
         (
             {"name": "a\nb"},
-            "a b: name: must be up to 100 letters, digits, '.', '_' and '-', and not digits alone (those are job numbers), not 'a\\nb'",
+            f"a b: name: must be {NAME_FORM}, not 'a\\nb'",
         ),
     ],
 )

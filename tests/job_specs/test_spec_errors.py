@@ -54,8 +54,9 @@ FIELDS = {
     "mapping for text": (RUN + "pool: {a: b}", "f.yaml:2: pool: must be text, not a mapping"),
     "text for bool": (RUN + "hold: maybe", "f.yaml:2: hold: must be true or false, not 'maybe'"),
     "choice": (RUN + "kind: finetunes", "f.yaml:2: kind: must be one of train, finetune, prompt, infer, not 'finetunes' (did you mean 'finetune'?)"),
-    "number as name": (RUN + "name: '12'", "f.yaml:2: name: must be up to 100 letters, digits, '.', '_' and '-', and not digits alone (those are job numbers), not '12'"),
-    "name of a task": (RUN + "name: a[1]", "f.yaml:2: name: must be up to 100 letters, digits, '.', '_' and '-', and not digits alone (those are job numbers), not 'a[1]'"),
+    "number as name": (RUN + "name: '12'", "f.yaml:2: name: must be up to 100 letters of A to Z, digits, '.', '_' and '-', a letter or digit first, and not digits alone (those are job numbers), not '12'"),
+    "name of an option": (RUN + "name: -x", "f.yaml:2: name: must be up to 100 letters of A to Z, digits, '.', '_' and '-', a letter or digit first, and not digits alone (those are job numbers), not '-x'"),
+    "name of a task": (RUN + "name: a[1]", "f.yaml:2: name: must be up to 100 letters of A to Z, digits, '.', '_' and '-', a letter or digit first, and not digits alone (those are job numbers), not 'a[1]'"),
     "no gpus": (RUN + "gpus: 0", "f.yaml:2: gpus: must be at least 1, not 0; on a host without GPUs it counts CPU slots"),
     "min above max": (RUN + "gpus: {min: 4, max: 2}", "f.yaml:2: gpus: min 4 is larger than max 2"),
     "no max": (RUN + "gpus: {min: 4}", "f.yaml:2: gpus: max is missing; write {min: 1, max: 4}, or one number for both"),
@@ -249,7 +250,7 @@ def test_where_no_name_can_be_made_the_rest_is_said_too(text: str, also: list[st
     with pytest.raises(UsageError) as caught:
         load_text(text, "<stdin>", context)
     *others, name = caught.value.lines
-    assert name.startswith("<stdin>:1: name: missing; give the job a name: up to 100 letters")
+    assert name.startswith("<stdin>:1: name: missing; give the job a name: up to 100 letters of A to Z")
     assert others == [f"<stdin>:1: command: {problem}" for problem in also]
 
 

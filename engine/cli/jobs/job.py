@@ -73,7 +73,7 @@ def _facts(answer: Row, now: float) -> list[tuple[str, str]]:
     commit = origin.get("git_commit")
     array = f"task {job['array_index']} of array {job['array_id']}" if job["array_id"] is not None else fmt.MISSING
     return [
-        ("state", _state(job, now) + (" (held)" if job["held"] else "")),
+        ("state", _state(job, now) + (" (held)" if job["held"] and job["finished_at"] is None else "")),
         ("waits", f"{waiting['reason']}; starts {fmt.expected(waiting['est_start'], now)}" if waiting else fmt.MISSING),
         ("runs", f"{job['kind']}: {_what(spec)}"),
         ("params", json.dumps(spec["params"], ensure_ascii=False) if spec.get("params") else fmt.MISSING),
