@@ -13,7 +13,7 @@ ORDER BY a.job_id DESC
 -- Tasks of the array that the job $1 belongs to, those in one state for one reason together; how one completed does not matter.
 WITH tasks AS (
     SELECT state, held, gpus, array_index,
-           CASE WHEN held AND state = 'submitted' THEN 'held: ''stoker release ' || regexp_replace(name, '\[\d+\]$', '') || ''' lets them go'
+           CASE WHEN held AND state = 'submitted' THEN 'held: ''stoker release ' || array_id || ' --array'' lets them go'
                 WHEN state <> 'completed' THEN reason END AS why
     FROM jobs_now
     WHERE array_id = (SELECT array_id FROM jobs WHERE id = $1)
