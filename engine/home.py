@@ -10,11 +10,11 @@ from pathlib import Path
 from .errors import UsageError
 
 ENV_HOME = "STOKER_HOME"
-ENV_IMPORTING = "STOKER_IMPORTING"  #: number of the job whose worker imports what it is to run: nothing is submitted meanwhile
+ENV_IMPORTING = "STOKER_IMPORTING"  #: number of the job whose worker is importing its script: nothing may be submitted meanwhile
 
 
 class _Place:
-    """What lies under this name in a home."""
+    """The path of this name in a home."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -34,7 +34,7 @@ class Home:
     config = _Place("config.toml")
     logs = _Place("logs")
     backups = _Place("backups")
-    tls = _Place("tls")  #: whom this home trusts over TLS (ca.pem), and the certificate of its daemon
+    tls = _Place("tls")  #: the authority that this home trusts over TLS (ca.pem), and its daemon's certificate
     archive = _Place("archive")  #: Parquet files of exported events and metrics
     scratch = _Place("scratch")  #: where the database makes files that are sent on, such as Parquet answers
     snapshots = _Place("snapshots")  #: copied trees of `submit --snapshot`
@@ -67,11 +67,11 @@ class Home:
         return self.prompts / f"{llm}@{revision}" / tokenizer / "bank.npz"
 
     def runner_lock(self, node: str) -> Path:
-        """What the agent of a runner holds as long as it lives; its pid stands there."""
+        """The lock file that the agent of a runner holds as long as it lives; it contains the agent's pid."""
         return self.path / "runners" / f"{node}.lock"
 
     def is_locked_by(self, node: str, pid: int) -> bool:
-        """Whether the agent that held a runner's lock last is this one: then the runner's home is this, on whichever host."""
+        """Whether the agent with this pid held the runner's lock last: then this is the runner's home, on whichever host."""
         try:
             return self.runner_lock(node).read_text().strip() == str(pid)
         except (OSError, ValueError):

@@ -244,7 +244,7 @@ class Waiting:
 
 INFER = "infer"  #: `Jobs.kind` of a job that answers requests
 EXCLUSIVE = "exclusive"  #: no group: a job has its GPUs alone
-# Kinds of groups, by the rule of who computes when.
+# Kinds of groups, by the rule for when each job computes.
 PACKED = "packed"  #: the device decides: each computes as if it had its GPUs alone
 SWITCHED = "switched"  #: turns by priority decide (004 ch. 2)
 KINDS = (PACKED, SWITCHED)

@@ -174,15 +174,16 @@ def agent_command(*, hastened: bool) -> list[str]:
 class RunnerProcess(_Process):
     """A runner's agent in a process of its own. Its workers outlive it: stop the jobs first, or `end_workers`.
 
-    It starts jobs in fresh processes unless told otherwise: a fork server takes 2 s of a core to load, and most tests have one job.
-    ``STOKER_TEST_WARM=auto`` makes all tests run with warm starts.
+    It starts jobs cold unless told otherwise: a fork server takes 2 s of a core to load, and most tests have one job. By day trainings are
+    forked all the same (`hastened`), by night they begin in fresh processes. ``STOKER_TEST_WARM=auto``: all tests run with warm starts.
     """
 
     def __init__(self, home: Home, node: str = "here", slots: int = 2, *arguments: str, env: Mapping[str, str] | None = None) -> None:
         self.node = node
         warm = [] if "--warm" in arguments else ["--warm", os.environ.get("STOKER_TEST_WARM", "off")]
         options = ["--home", str(home.path), "--node", node, "--slots", str(slots), *warm, *arguments]
-        super().__init__(home, f"runner-{node}.log", [*agent_command(hastened="--warm" not in arguments), *options], env)
+        by_day = warm == ["--warm", "off"] and os.environ.get("HYPOTHESIS_PROFILE") != "nightly"
+        super().__init__(home, f"runner-{node}.log", [*agent_command(hastened=by_day), *options], env)
 
     def start(self, daemon: Client | None = None) -> None:
         """Until it has registered; ``daemon`` where that has another home, as on another host."""

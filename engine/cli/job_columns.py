@@ -125,7 +125,7 @@ def start(row: Row) -> str:
 
 
 def beside(row: Row) -> str:
-    """Who shares its GPUs."""
+    """The jobs that share its GPUs."""
     return f"beside {row['shared_with']}" if row.get("shared_with") else ""
 
 

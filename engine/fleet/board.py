@@ -18,6 +18,7 @@ import msgspec
 from ...policies.contract import precedence
 from ..hosts.places import Places, places_of
 from ..protocol import AdapterOffer, Assignment, Assignments, Fetch, Partner, Replica, ReplicaGroup, SendCheckpoint
+from ..spec.model import JobSpec
 from ..store.store import Store
 
 RENDEZVOUS_BASE = 29500  #: first of the ports that a gang's first node tries first
@@ -180,12 +181,25 @@ class Board:
 
 
 def _given(spec: str) -> dict[str, Any]:
-    """A spec without its unset fields, as a runner of an earlier version would refuse one that it does not know."""
-    return {name: value if name == "params" else _without_null(value) for name, value in json.loads(spec).items() if value is not None}
+    """A spec without fields that have their default: a runner of an earlier version would refuse one that it does not know."""
+    try:
+        whole: dict[str, Any] = _told(msgspec.json.decode(spec, type=JobSpec))
+    except msgspec.ValidationError:  # an earlier version allowed it: the runner judges it
+        whole = json.loads(spec)
+    return whole
 
 
-def _without_null(value: Any) -> Any:
-    return {name: _without_null(inner) for name, inner in value.items() if inner is not None} if isinstance(value, dict) else value
+def _told(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_told(one) for one in value]
+    if not isinstance(value, msgspec.Struct):
+        return value
+    fields = {field.encode_name: (getattr(value, field.name), field) for field in msgspec.structs.fields(value)}
+    return {name: _told(said) for name, (said, field) in fields.items() if field.required or said != _default(field)}
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
 
 
 def _built_alike(spec: dict[str, Any], trained: Mapping[str, Any]) -> dict[str, Any]:

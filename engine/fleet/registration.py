@@ -564,7 +564,10 @@ def change_node(tx: Transaction, batch: Sequence[NodeChange]) -> Sequence[Stoker
             answers.append(Stale(f"runner {change.node} has registered again meanwhile"))
             continue
         if change.state not in NODE_TRANSITIONS.get(before, ()) and before != change.state:
-            answers.append(Conflict(f"runner {change.node} is {before}: it can't become {change.state}; see 'stoker runner list'"))
+            serve = (
+                "it serves again after 'stoker runner start' on its host" if before in ("stopped", "gone") else "see 'stoker runner list'"
+            )
+            answers.append(Conflict(f"runner {change.node} is {before}: it can't become {change.state}; {serve}"))
             continue
         tx.event("node.state", change.actor, node=change.node, before=before, after=change.state, reason=change.reason)
         tx.update("nodes", ["id"], [{"id": change.node, "state": change.state, "leaving": change.leaving}])

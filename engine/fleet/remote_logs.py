@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import format as fmt
-from ..errors import Conflict, NotFound
+from ..errors import Conflict, NotFound, Unreachable
 from ..home import Home
 from ..identity import boot_id
 from ..logfile import Piece, Place
@@ -87,6 +87,8 @@ class RemoteLogs:
                 piece = await self._requests.ask(LOGS, source.node, request)
         except TimeoutError:
             raise self._lies(source, f"does not answer, and was last heard {self._silent(source)} ago") from None
+        except Unreachable:
+            raise self._lies(source, "has left") from None
         if piece is None:
             raise self._lies(source, "is of a version that sends no logs")
         if piece.missing:

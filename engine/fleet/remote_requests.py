@@ -13,6 +13,7 @@ import msgspec
 
 from ..errors import LimitExceeded, Unreachable
 from ..protocol import Asked, AskRequest, Assignments, LogPiece, LogRequest, Poll
+from ..store.store import Committed
 from .board import Board
 
 
@@ -41,18 +42,21 @@ class _Open:
 
 
 class RemoteRequests:
-    """Open requests, by runner. On the event loop only."""
+    """Open requests, by runner. On the event loop only, except `committed`."""
 
     def __init__(self, board: Board) -> None:
         self._board = board
+        self._left: set[str] = set()  #: runners that have left or were declared dead, and have not come back
         self._open: dict[str, dict[int, _Open]] = defaultdict(dict)
         self._newest = time.time_ns() // 1_000_000  # so that a runner has taken none of these numbers from an earlier daemon
 
     async def ask(self, kind: RequestKind, node: str, make: Callable[[int], LogRequest | AskRequest]) -> Any:
         """The answer of a runner; None: its version answers no such requests. ``make`` gets the number of the request.
 
-        The caller must bound the wait.
+        Unreachable: it has left, or leaves before it has answered. The caller must bound the wait.
         """
+        if node in self._left:
+            raise _left(node)
         under_way = self._open[node]
         if sum(one.kind is kind for one in under_way.values()) >= kind.most:
             raise LimitExceeded(f"{kind.most} {kind.waiters} runner {node} already: try again later")
@@ -94,3 +98,23 @@ class RemoteRequests:
         one = self._open[answer.node].get(answer.number)
         if one is not None and not one.answer.done() and isinstance(answer, one.kind.answer):
             one.answer.set_result(answer)
+
+    def committed(self, commit: Committed) -> None:
+        """After a commit, on the writer's thread: whoever waits for a runner that has left is told so."""
+        for event in commit.events:
+            node = event["node_id"]
+            if event["kind"] == "node.up":
+                self._left.discard(node)
+            elif event["kind"] in ("node.stopped", "node.state") and event["after"] in ("stopped", "gone"):
+                self._left.add(node)
+                for one in list(self._open.get(node, {}).values()):
+                    one.answer.get_loop().call_soon_threadsafe(_give_up, one.answer, node)
+
+
+def _give_up(answer: asyncio.Future[Any], node: str) -> None:
+    if not answer.done():
+        answer.set_exception(_left(node))
+
+
+def _left(node: str) -> Unreachable:
+    return Unreachable(f"runner {node} has left: ask again when the job runs on another one")

@@ -14,7 +14,7 @@ from ..hosts.places import Saved, checkpoint, lacks, places_of, too_short
 from ..jobs.leases import EXCLUSIVE
 from ..jobs.moves import WAITING
 from ..jobs.states import FINAL, State
-from ..json_rows import objects
+from ..json_rows import first, objects
 from ..scheduling.held_back import HeldBack
 from ..spec.model import SERVES
 from ..store.store import Store
@@ -38,8 +38,8 @@ def explain(
     ``held_back``: the guard for which a job of a pool waits. ``in_the_way``: its other obstacles.
     """
     (row,) = objects(store, "api/job", job)
-    found = objects(store, "api/waiting", job)
-    waiting = found[0] if found and row["state"] in WAITING else None  # it may have ended, or wait again, since the line above
+    # It may have ended, or wait again, since the line above.
+    waiting = first(store, "api/waiting", job) if row["state"] in WAITING else None
     held = held_back(row["pool"], job) if row["state"] == State.PENDING and waiting and waiting["code"] in (*_IN_LINE, "deferred") else None
     kept = in_the_way(row["pool"], job, waiting["code"]) if row["state"] == State.PENDING and waiting else InTheWay()
     ahead = None if kept.before is None else _ahead(store, kept)
@@ -70,16 +70,10 @@ def explain(
         "decisions": decisions,
         "blockers": blockers,
         "deadline": _deadline(store, row),
-        "expected": expected(store, job),
+        "expected": first(store, "api/expected", job),
         "shared_with": partners,
         "silent": objects(store, "api/silent", job),
     }
-
-
-def expected(store: Store, job: int) -> dict[str, Any] | None:
-    """The expected end of a job that stops at a metric; None: it stops otherwise, has ended, or no estimate is known yet."""
-    found = objects(store, "api/expected", job)
-    return found[0] if found else None
 
 
 def _summary(row: dict[str, Any], waiting: dict[str, Any] | None) -> str:
@@ -148,14 +142,13 @@ def _leaving(store: Store, row: dict[str, Any]) -> str:
 
 def _begins(store: Store, row: dict[str, Any]) -> str:
     """For a job that may begin with another's adapter, or trains together with another: that job."""
-    found = objects(store, "api/beginning", row["id"])
-    if not found and row["begins"] in (None, JOINT):  # its reason tells it already
+    one = first(store, "api/beginning", row["id"])
+    if one is None and row["begins"] in (None, JOINT):  # its reason tells it already
         return ""
-    if not found:
+    if one is None:
         named = row["begin_after"]
         which = "the one that promises most when it starts" if named is None else f"that of job {named}"
         return f"; begins with an adapter of the bank: {which}"
-    (one,) = found
     if one["state"] == JOINT:
         return f"; {one['why']}"
     if one["source"] is None:
@@ -174,27 +167,9 @@ def _start(store: Store, row: dict[str, Any]) -> str:
     return f"; {STARTED[warm]}" + (f": {because}" if because else "")
 
 
-def serving(store: Store, job: int) -> dict[str, Any] | None:
-    """The present service of a job; None: it does not serve."""
-    found = objects(store, "api/serving", job)
-    return found[0] if found else None
-
-
-def shared_input(store: Store, job: int) -> dict[str, Any] | None:
-    """The jobs with which it shares its input, and the counts; None: it does not share."""
-    found = objects(store, "api/shared_input", job)
-    return found[0] if found else None
-
-
-def replicas(store: Store, job: int) -> dict[str, Any] | None:
-    """The state of its group of replicas; None: it is in none."""
-    found = objects(store, "api/replicas", job)
-    return found[0] if found else None
-
-
 def _replicas(store: Store, row: dict[str, Any]) -> str:
     """For a replica: the state of its group, and its own wait."""
-    found = replicas(store, row["id"])
+    found = first(store, "api/replicas", row["id"])
     if found is None:
         return ""
     waits = row["state"] == State.RUNNING and not found["members"]
@@ -202,12 +177,12 @@ def _replicas(store: Store, row: dict[str, Any]) -> str:
 
 
 def _input(store: Store, job: int) -> str:
-    row = shared_input(store, job)
+    row = first(store, "api/shared_input", job)
     return f"; shares its input {fmt.shared_input(row)}" if row is not None else ""
 
 
 def _serving(store: Store, job: int) -> str:
-    row = serving(store, job)
+    row = first(store, "api/serving", job)
     return f"; {fmt.serving(row)}" if row is not None else ""
 
 
@@ -255,10 +230,9 @@ TURNS = {"has": "has the turn", "waits": "is paused until its turn comes", "behi
 
 def _bank(store: Store, row: dict[str, Any]) -> str:
     """For a prompt tuning: whether it began with a prompt of the bank, and why not (002 ch. 4.4.3.4)."""
-    found = objects(store, "api/bank_use", row["id"])
-    if not found:
+    use = first(store, "api/bank_use", row["id"])
+    if use is None:
         return ""
-    (use,) = found
     if use["used"]:
         return f"; the prompt bank was used: {fmt.counted(use['scores'], 'score')} in {fmt.duration(use['seconds'])}"
     return f"; the prompt bank was not used: {use['why_not']}"
@@ -312,10 +286,9 @@ def _deadline(store: Store, row: dict[str, Any]) -> dict[str, Any] | None:
         met = row["state"] == State.COMPLETED and row["finished_at"] <= at
         risk = "met" if met else "missed"
         return {"at": at, "estimate": row["finished_at"], "risk": risk, "verdict": risk, "given_up": False}
-    found = objects(store, "api/outlook", row["id"])
-    if not found:  # has ended since it was looked at
+    outlook = first(store, "api/outlook", row["id"])
+    if outlook is None:  # has ended since it was looked at
         return _deadline(store, objects(store, "api/job", row["id"])[0])
-    (outlook,) = found
     return {
         "at": at,
         "estimate": outlook["est_end"],

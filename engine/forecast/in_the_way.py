@@ -30,7 +30,7 @@ class Before:
 
 @dataclass(frozen=True, slots=True)
 class InTheWay:
-    """What keeps one job."""
+    """The obstacle of one waiting job."""
 
     before: Before | None = None
     remedy: str | None = None  #: a command that would let it pass

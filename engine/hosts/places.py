@@ -34,7 +34,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """What runners can read."""
+    """The checkpoints that runners can read."""
 
     state_of: Mapping[str, str]  #: of every runner that ever was
     reads: Mapping[str, Collection[str]]  #: places whose checkpoints it reads

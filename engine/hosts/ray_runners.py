@@ -129,7 +129,7 @@ class Keeper:
         return False
 
     def _runner(self) -> int | None:
-        """Process of this node's runner, whoever started it."""
+        """Process of this node's runner, in whatever way it was started."""
         lock = self.home.runner_lock(self.node)
         try:
             pid = int(lock.read_text())

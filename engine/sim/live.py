@@ -164,7 +164,7 @@ _MAKE: Mapping[str, Callable[[LiveJobs], Any]] = {
     "kind": _words(lambda table: table.workload.kind),
     "backbone": _words(lambda table: table.workload.backbone),
     "share": _words(lambda table: table.workload.share),
-    "begins": lambda jobs: None,  # everybody may
+    "begins": lambda jobs: None,  # every job may begin
     "kept": lambda jobs: None,  # every job keeps all
     "_rows": _whole(Column.JOB),
     "_tiers": lambda jobs: jobs._table.tiers(),

@@ -110,7 +110,7 @@ class Option:
 
     @property
     def parameter(self) -> str:
-        """What click calls it."""
+        """Its name in click."""
         return self.name.removeprefix("--").replace("-", "_")
 
     def node(self, value: Any) -> Node:

@@ -1,4 +1,4 @@
-"""Workload traces enter and leave the tables, each whole or not at all."""
+"""Adding workload traces to the tables and dropping them, each whole or not at all."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ..traces.trace import Trace
 class NewTrace:
     """A trace to be added.
 
-    ``slices`` gives the rows of `trace_jobs` in order, fresh ones each time that it is called, some thousand
-    at a time, so that the writer never holds all of them.
+    ``slices`` returns an iterator over the rows of `trace_jobs` in order, some thousand at a time, so that the
+    writer never holds all of them; it may be called again.
     """
 
     about: Trace  #: without its jobs
@@ -27,7 +27,7 @@ class NewTrace:
     slices: Callable[[], Iterable[list[dict[str, Any]]]]
 
     def is_like(self, row: Mapping[str, Any]) -> bool:
-        """Whether a row of `traces` holds the same content: the same file, read the same way."""
+        """Whether a row of `traces` has the same content: the same file, read in the same way."""
         known = [json.loads(row[column] or "null") for column in ("dropped", "repaired", "recipe")]
         about = self.about
         told = [about.dropped, about.repaired, about.recipe]
@@ -35,7 +35,7 @@ class NewTrace:
 
 
 def known_trace(request: NewTrace, rows: Iterable[Mapping[str, Any]]) -> int | None:
-    """Number of the trace that is there already with this name and content, None when the name is free; else Conflict."""
+    """Number of the stored trace with this name and content, None when the name is free; else Conflict."""
     for row in rows:
         if row["name"] == request.about.name:
             if request.is_like(row):
@@ -48,7 +48,7 @@ def known_trace(request: NewTrace, rows: Iterable[Mapping[str, Any]]) -> int | N
 
 
 def add_trace(tx: Transaction, batch: Sequence[NewTrace]) -> Sequence[dict[str, Any] | StokerError]:
-    """Add traces; answers with ``{id, name, jobs, existing}``. The same content under the same name is the one that is there."""
+    """Add traces; returns ``{id, name, jobs, existing}`` for each. The same content under the same name is not stored again."""
     rows = tx.objects("traces")
     answers: list[dict[str, Any] | StokerError] = []
     for request in batch:
@@ -87,7 +87,7 @@ def _insert(tx: Transaction, request: NewTrace) -> dict[str, Any]:
 
 
 def drop_trace(tx: Transaction, batch: Sequence[tuple[str, str, str | None]]) -> Sequence[dict[str, Any] | StokerError]:
-    """``(name, actor, only)``: the trace and its jobs are removed; what was simulated on it stays. ``only``: of this user's alone."""
+    """``(name, actor, only)``: remove the trace and its jobs; simulations of it stay. ``only``: only if it is this user's."""
     known = {row["name"]: row for row in tx.objects("traces")}
     answers: list[dict[str, Any] | StokerError] = []
     for name, actor, only in batch:

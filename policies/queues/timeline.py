@@ -49,7 +49,7 @@ class Timeline:
 
 
 class Filling(NamedTuple):
-    """What a job is to have."""
+    """The GPUs planned for a job."""
 
     share: int  #: the most GPUs at any time: its minimum satisfactory share
     now: int  #: GPUs from now on, 0: it starts later

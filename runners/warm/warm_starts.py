@@ -80,7 +80,7 @@ class Forked:
 
 
 class ServerKind(NamedTuple):
-    """What a fork server has loaded besides torch; this decides which jobs it fits."""
+    """The imports of a fork server besides torch, which decide the jobs that it fits."""
 
     recipe: str | None  #: None: it is for entrypoints
     backbone: str | None = None  #: a pre-trained model, for jobs of any recipe

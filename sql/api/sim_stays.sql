@@ -1,5 +1,5 @@
--- What the jobs of sim_history.sql held, lease by lease; a GPU is told by its position in the pool. $1: pool, $2: s since the epoch.
--- `gpu_seconds`: of one that shared its GPUs, whose time is divided, NULL: all of it.
+-- The GPUs of the jobs of sim_history.sql, lease by lease; a GPU is its position in the pool. $1: pool, $2: s since the epoch.
+-- `gpu_seconds`: for a lease that shared its GPUs, its part of their time; NULL: all of it.
 WITH places AS (
     SELECT id, row_number() OVER (ORDER BY node_id, idx) - 1 AS place FROM gpus WHERE pool = $1
 ),

@@ -1,4 +1,4 @@
-"""Hosts that lack what a job needs to start, pools whose runners have yet to come, runners that may not serve."""
+"""Hosts that lack what a job needs to start, pools whose runners have yet to come, runners that may not serve or are outdated."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from afar import Daemon
 from e2e import DaemonProcess, Jobs, RunnerProcess, command, end_workers, free_port, until
 from stoker.engine.errors import UsageError
 from stoker.engine.fleet import registration
+from stoker.engine.fleet.board import Board
 from stoker.engine.fleet.registration import NodeChange
 from stoker.engine.home import Home
 from stoker.engine.protocol import Assignment
-from stoker.engine.spec.model import JobSpec, Retries
+from stoker.engine.spec.model import JobSpec, PipelineOptions, Retries, Stop
 from stoker.runners.host.launch import CannotStart, prepare
 from stoker.runners.lease.rundir import RunDir
 from stoker.runners.network.probe import serve, served
@@ -196,3 +198,48 @@ def test_a_token_of_another_role_is_refused_before_anything_has_begun(
         assert client.get("/v1/runners")["runners"] == []
     finally:
         runner.end()
+
+
+class FormerPipeline(msgspec.Struct, forbid_unknown_fields=True):
+    tune: str = "rate"
+    workers: dict[str, int] = {}
+
+
+class FormerSpec(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    recipe: str
+    pipeline: FormerPipeline
+    stop: dict[str, Any] = {}
+    params: dict[str, Any] = {}
+
+
+def told_specs(daemon: Daemon, *jobs: int) -> list[dict[str, Any]]:
+    """What a runner is told of jobs that it gets."""
+    for number, job in enumerate(jobs):
+        daemon.join(f"h{number}")
+        daemon.grant(job, f"h{number}")
+    board = Board(daemon.store)
+    board.refresh()
+    return [board._answers[f"h{number}"].leases[0].spec for number in range(len(jobs))]
+
+
+def test_a_runner_of_a_former_version_is_told_no_younger_field_that_says_nothing(daemon: Daemon) -> None:
+    """Such as that of before `pipeline.processes`; what a job asks for is told whatever the runner knows."""
+    given: dict[str, Any] = {"recipe": "toy", "params": {"backbone": None}, "stop": Stop(iterations=7)}
+    plain = JobSpec(name="plain", pipeline=PipelineOptions(workers={"decode": 2}), **given)
+    young = JobSpec(name="young", pipeline=PipelineOptions(processes=True), **given)
+    told = told_specs(daemon, daemon.submit(plain), daemon.submit(young))
+    assert [msgspec.convert(one, JobSpec) for one in told] == [plain, young]
+    assert msgspec.convert(told[0], FormerSpec) == FormerSpec(
+        name="plain", recipe="toy", pipeline=FormerPipeline(workers={"decode": 2}), stop={"iterations": 7}, params={"backbone": None}
+    )
+    with pytest.raises(msgspec.ValidationError, match="unknown field `processes`"):
+        msgspec.convert(told[1], FormerSpec)
+
+
+def test_a_stored_spec_of_a_former_version_keeps_no_runner_from_being_told(daemon: Daemon) -> None:
+    """One that this version would refuse: the runner judges it, and the others get their jobs."""
+    old, new = (daemon.submit(JobSpec(name=name, command=("true",))) for name in ("old", "new"))
+    spec = {"name": "old", "command": ["true"], "share": {"gpu": "joined"}}
+    daemon.store.exclusive(lambda con: con.execute("UPDATE jobs SET spec = $1 WHERE id = $2", [json.dumps(spec), old]).fetchall())
+    assert told_specs(daemon, old, new) == [spec, {"name": "new", "command": ["true"]}]

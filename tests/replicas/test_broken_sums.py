@@ -8,8 +8,10 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
+import msgspec
 import pytest
 from replica_members import PATIENCE
 
@@ -121,6 +123,31 @@ def test_one_finds_the_lighthouse_of_an_older_version_and_leaves_with_a_line() -
         STOP.set()
         with pytest.raises(Interrupted):
             meeting.result()
+
+
+def test_what_a_member_told_earlier_is_not_taken_for_what_it_tells_now_where_it_comes_late_to_the_lighthouse() -> None:
+    """Over a link that was cut: of an earlier step, in which it had done a part already. That would count, and is in no sum any more."""
+    from torchft.coordination import LighthouseClient
+
+    def late(group: Group, before: Member) -> None:
+        second = timedelta(seconds=20 * PATIENCE)
+        client = LighthouseClient(groups_of[0]._own, connect_timeout=second)
+        name, words = group._name(), before.encoded()
+        client.quorum(name, timeout=second, address="", store_address="", step=0, world_size=1, shrink_only=False, data={"member": words})
+
+    with groups(2, timeout=2.0) as groups_of, ThreadPoolExecutor(8) as pool:
+        list(pool.map(Group.meet, groups_of))
+        earlier = [msgspec.structs.replace(one.me, done=((4 * place, 4 * place + 2),)) for place, one in enumerate(groups_of)]
+        meeting = pool.submit(groups_of[0].meet)
+        time.sleep(0.3)  # it is there, and the other is waited for
+        for one, before in zip(groups_of, earlier, strict=True):
+            pool.submit(late, one, before)
+            time.sleep(0.1)
+        try:
+            for each in (meeting, pool.submit(groups_of[1].meet)):
+                assert all(share.kept == () for share in each.result().shares.values())
+        finally:
+            STOP.set()
 
 
 def test_a_state_is_waited_for_as_long_as_its_member_answers() -> None:

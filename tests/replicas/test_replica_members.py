@@ -175,7 +175,7 @@ def test_of_two_of_which_one_does_not_reach_the_other_one_is_left_out_until_the_
         except OSError as error:
             pytest.skip(f"no link can be cut here: {error}")
         hurry = tmp_path / "hurry"
-        job = counting(least=3, steps=300, timeout=1.0 * PATIENCE, pace=0.02, hurry=str(hurry))
+        job = counting(least=3, steps=100, timeout=1.0 * PATIENCE, pace=0.04, hurry=str(hurry))
         there = held.enter_context(world(tmp_path, job, links))
         first, second, third = there.start(0, 1, 2)
         there.until_step(first, 3)
@@ -184,7 +184,7 @@ def test_of_two_of_which_one_does_not_reach_the_other_one_is_left_out_until_the_
         there.until_step(first, first.step + 5)  # the others go on
         links[2].find(links[1])
         hurry.touch()
-        ended_alike(there, first, second, third, steps=300)
+        ended_alike(there, first, second, third, steps=100)
 
 
 def test_one_that_stood_still_as_the_others_finished_ends_with_their_state(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from stoker.engine.errors import LimitExceeded, StokerError, Unreachable, UsageE
 from stoker.engine.fleet.remote_requests import LOGS, MESSAGES, RemoteRequests
 from stoker.engine.home import Home
 from stoker.engine.protocol import Asked, AskRequest, Assignments, LogPiece, LogRequest, Poll
+from stoker.engine.store.store import Committed
 from stoker.runners.handover import passed_requests
 from stoker.runners.handover.passed_requests import RequestPasser
 from stoker.runners.lease import processes
@@ -134,6 +135,42 @@ def test_what_was_told_in_an_answer_that_got_lost_is_told_again_and_nothing_twic
         # Whatever number a daemon with a clock that was ahead gave out last, this one's are told.
         assert remote.hand_out(poll(session=2, taken=2**61), ANSWER).logs == lost.logs
         log.cancel()
+
+    asyncio.run(work())
+
+
+def test_whoever_waits_for_a_runner_that_leaves_for_good_is_told_at_once() -> None:
+    def commit(kind: str, after: str) -> Committed:
+        return Committed(
+            frozenset(), [{"kind": kind, "node_id": "n1", "after": after}, {"kind": "job.state", "node_id": None, "after": "gone"}]
+        )
+
+    async def work() -> None:
+        remote = RemoteRequests(Board())  # type: ignore[arg-type]
+
+        def ask(node: str = "n1") -> asyncio.Task[Any]:
+            return asyncio.ensure_future(remote.ask(MESSAGES, node, lambda number: AskRequest(number=number, **REQUEST)))
+
+        async def tell(kind: str, after: str) -> None:
+            await asyncio.to_thread(remote.committed, commit(kind, after))  # the writer's thread
+
+        other = ask("n2")
+        for kind, after in (("node.stopped", "stopped"), ("node.state", "gone")):
+            untold, told = ask(), ask()
+            await asyncio.sleep(0)
+            remote.hand_out(poll(), ANSWER)
+            await tell("node.state", "draining")
+            assert not untold.done() and not told.done()
+            await tell(kind, after)
+            for asked in (untold, told, ask()):  # the last one comes when it has left already
+                with pytest.raises(Unreachable, match=r"^runner n1 has left: ask again when the job runs on another one$"):
+                    await asyncio.wait_for(asked, 5)
+            await tell("node.up", "up")
+        back = ask()
+        await asyncio.sleep(0)
+        assert remote.waiting(poll()) and not back.done() and not other.done()
+        back.cancel()
+        other.cancel()
 
     asyncio.run(work())
 

@@ -1,4 +1,4 @@
-"""Endpoints of pools: which backbones are kept warm."""
+"""Endpoints of pools: the backbones that are kept warm."""
 
 from __future__ import annotations
 
