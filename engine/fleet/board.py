@@ -183,10 +183,10 @@ class Board:
 def _given(spec: str) -> dict[str, Any]:
     """A spec without what is as it is by default: a runner of a former version refuses a field that it does not know."""
     try:
-        return _told(msgspec.json.decode(spec, type=JobSpec))
+        told: dict[str, Any] = _told(msgspec.json.decode(spec, type=JobSpec))
     except msgspec.ValidationError:  # of a former version, in which something was allowed that is not any more: the runner judges it
-        whole: dict[str, Any] = json.loads(spec)
-        return whole
+        told = json.loads(spec)
+    return told
 
 
 def _told(value: Any) -> Any:
