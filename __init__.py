@@ -24,5 +24,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What is there for scripts, whether or not it has been used yet: tab completion and ``help(stoker)`` go by this."""
+    """The names for scripts, imported yet or not: tab completion and ``help(stoker)`` use this."""
     return sorted({*globals(), *__all__})

@@ -71,7 +71,7 @@ _HOME = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:  # torch and all that the loaders are made of are imported when they are wanted, and not before
+    if name in _HOME:  # torch and the loaders' own modules are imported only when they are used
         return getattr(import_module(f".runners.loaders.{_HOME[name]}", __package__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -10,13 +10,14 @@ import atexit
 import functools
 import importlib
 import json
+import math
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,7 @@ class Member:
     directory: Path
     kept: socket.socket  #: bound to its port, so that nobody else is given it until it listens there
     pid: int = 0
+    ended: float = math.inf  #: when
 
     @property
     def address(self) -> str:
@@ -63,7 +65,7 @@ class Member:
 
     @property
     def taken(self) -> list[list[Any]]:
-        """The steps that it took with others: number, digest of the states before and after, leases of the members."""
+        """The steps that it took: number, digest of the state after it, leases of the members, time."""
         return _lines(self.directory / TAKEN)
 
     @property
@@ -169,6 +171,7 @@ class World:
 
     def ended(self, member: Member) -> None:
         self.members.remove(member)
+        member.ended = time.time()
         member.kept.close()
         self.tell()
 
@@ -181,17 +184,18 @@ class World:
             self.ended(member)
         return code
 
-    def until_step(self, member: Member, step: int, seconds: float = 60.0) -> None:
+    def until(self, true: Callable[[], bool], wrong: str, seconds: float = 60.0) -> None:
         until = time.monotonic() + seconds * PATIENCE
-        while member.step < step:
-            assert time.monotonic() < until, f"task {member.index} is at step {member.step}, not {step}:\n{member.log[-2000:]}"
+        while not true():
+            logs = "".join(f"\ntask {one.index} at step {one.step}:\n{one.log[-2000:]}" for one in self.members)
+            assert time.monotonic() < until, f"{wrong}:{logs}"
             time.sleep(0.02)
 
-    def until_log(self, member: Member, words: str, seconds: float = 60.0) -> None:
-        until = time.monotonic() + seconds * PATIENCE
-        while words not in member.log:
-            assert time.monotonic() < until, f"task {member.index} does not say {words!r}:\n{member.log[-2000:]}"
-            time.sleep(0.02)
+    def until_step(self, member: Member, step: int) -> None:
+        self.until(lambda: member.step >= step, f"task {member.index} is not at step {step}")
+
+    def until_log(self, member: Member, words: str) -> None:
+        self.until(lambda: words in member.log, f"task {member.index} does not say {words!r}")
 
 
 def counting(least: int = 1, most: int = 3, steps: int = 40, timeout: float = 2.0, **params: Any) -> JobSpec:
@@ -288,7 +292,7 @@ def _trained() -> int:
 
     def after(history: str, step: int, leases: Sequence[int]) -> str:
         found = membership.after(history, step, leases)
-        os.write(taken, json.dumps([step, history, found, list(leases)]).encode() + b"\n")
+        os.write(taken, json.dumps([step, found, list(leases), time.time()]).encode() + b"\n")
         return found
 
     replica_trainer.after = after

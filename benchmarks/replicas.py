@@ -13,7 +13,7 @@ still instead, and a line says so.
 - ddp: DDP; where one was lost all begin anew from the last checkpoint, of every 20 steps.
 
 Over the other two a cut link is a pause. ``wrong``: samples that counted more or less often than once a pass; ``batches``: sizes of steps;
-``alike``: of the members at the end, those with the weights of the first, bit for bit; ``split``: steps that more than half of two groups
+``alike``: of the members at the end, those with the weights of the first, bit for bit; ``split``: steps that two groups
 took side by side. ``recovery``: from an event to the next step but for a usual step, s.
 """
 
@@ -171,7 +171,9 @@ def survive(there: World, members: int, storm: Storm, everyone: list[Member]) ->
         storm.end_events()
         for member in [each for each in there.members if nursery().wait(each.pid, 0.0) is not None]:
             ended_well = (code := nursery().wait(member.pid, 0.0)) == 0
-            failed += code not in (0, -signal.SIGKILL, -signal.SIGTERM, PREEMPTED_EXIT)
+            if code not in (0, -signal.SIGKILL, -signal.SIGTERM, PREEMPTED_EXIT):
+                failed += 1
+                progress(f"task {member.index}, lease {member.lease}, ended with {code}: {member.log[-1000:]}")
             there.done = there.done or ended_well
             finished += [member] if ended_well and "finished at step" in member.log else []
             there.saved[member.index] = max(there.saved.get(member.index, 0), member.saved)
@@ -197,15 +199,19 @@ def ended(member: Member) -> bool:
 
 
 def splits(everyone: Sequence[Member]) -> list[int]:
-    """Steps that were taken twice, each time by more than half of those who were to take it, who lived beside each other."""
-    takers: dict[tuple[int, str], list[int]] = {}
+    """Steps that two groups took, each more than half of those who were to, while one who had taken it with the first still lived."""
+    states: dict[int, dict[str, list[tuple[float, float]]]] = {}  #: of a step, when each of those who have one took it, and when it ended
     wanted: dict[tuple[int, str], int] = {}
     for member in everyone:
-        for step, _, history, leases in member.taken:
-            takers.setdefault((step, history), []).append(member.lease)
+        for step, history, leases, moment in member.taken:
+            states.setdefault(step, {}).setdefault(history, []).append((moment, member.ended))
             wanted[step, history] = len(leases)
-    lasting = Counter(step for (step, history), found in takers.items() if 2 * len(found) > wanted[step, history])
-    return sorted(step for step, count in lasting.items() if count > 1)
+    found = []
+    for step, takers in states.items():
+        lasting = sorted((sorted(those) for history, those in takers.items() if 2 * len(those) > wanted[step, history]), key=min)
+        if any(max(end for _, end in first) > min(then)[0] for first, then in pairwise(lasting)):
+            found.append(step)
+    return sorted(found)
 
 
 def _used(last: Sequence[Member]) -> list[float]:

@@ -67,8 +67,8 @@ class Host:
         self.do("ip", "neigh", "del", other.address, "dev", "eth0")
 
     def close(self) -> None:
-        self.holder.kill()
-        self.holder.wait()
+        with self.holder as holder:
+            holder.kill()
 
 
 def enter(namespace: Path) -> None:

@@ -6,8 +6,8 @@
     job.wait(timeout=3600)
     print(job.state, job.reason)
 
-Requests go to the daemon that the command line uses: ``STOKER_URL`` with ``STOKER_TOKEN``, or the socket of ``STOKER_HOME``. What
-goes wrong is an exception with the command line's own sentence; its class is named as the exit code is (docs/python.md).
+Requests go to the daemon that the command line uses: ``STOKER_URL`` with ``STOKER_TOKEN``, or the socket of ``STOKER_HOME``. Errors
+are exceptions with the sentences of the command line; their classes are named like its exit codes (docs/python.md).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ __all__ = [
     "top",
 ]
 
-_default = Client()  #: opens nothing before its first request; where the daemon is, is looked up at each
+_default = Client()  #: it connects at its first request, and looks up the daemon's address at each
 
 atexit.register(_default.close)
 
@@ -77,7 +77,7 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "aio":  # asyncio takes longer to import than all the rest
+    if name == "aio":  # importing asyncio takes longer than all the rest
         from importlib import import_module
 
         return import_module(f"{__name__}.aio")

@@ -1,6 +1,6 @@
-"""The same for asyncio: ``job = await aio.submit(…)``, ``await job.wait()``, ``async for line in job.logs(follow=True)``.
+"""The client for asyncio: ``job = await aio.submit(…)``, ``await job.wait()``, ``async for line in job.logs(follow=True)``.
 
-Requests are made on threads; what waits, waits here, so that it ends at once when it is cancelled.
+Requests are made on threads, but waits are awaited here, so that a cancelled one ends at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .row_tables import Table
 
 
 class AsyncJob:
-    """A `Job` whose answers are awaited; ``job`` is that one."""
+    """A `Job` with awaitable methods; ``job`` is the plain one."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -96,7 +96,7 @@ def _client() -> submitting.Client:
 
 
 async def submit(*function: Any, client: submitting.Client | None = None, **options: Any) -> AsyncJob:
-    """As `client.submit`; ``client``: of a `Client` of one's own."""
+    """Like `client.submit`; ``client``: another `Client` than the default one."""
     return AsyncJob(await asyncio.to_thread((client or _client()).submit, *function, **options))
 
 

@@ -1,4 +1,4 @@
-"""Runs a function that was submitted: ``python -m stoker.client.called --file FILE NAME``; its arguments are the params of the job."""
+"""Runs a submitted function: ``python -m stoker.client.called --file FILE NAME``; its arguments are the params of the job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..engine.home import ENV_IMPORTING
 
 
 def _imported(how: str, where: str, root: str | None) -> types.ModuleType:
-    """The module of the function. Whatever it would submit while it is imported is refused: see `Client.submit`."""
+    """The module of the function. If its import submits jobs these are refused: see `Client.submit`."""
     os.environ[ENV_IMPORTING] = os.environ.get("STOKER_JOB_ID", "0")
     try:
         if how == "--module":
@@ -28,7 +28,7 @@ def _imported(how: str, where: str, root: str | None) -> types.ModuleType:
             from .sent_functions import unpacked
 
             path = Path(os.environ.get("STOKER_RUN_DIR", ".")) / "notebook.py"
-            path.write_text(unpacked(where))  # in a file, so that tracebacks show its lines, and processes that it starts import it
+            path.write_text(unpacked(where))  # a file, so that tracebacks show its lines, and its child processes can import it
         else:
             path = Path(where).resolve()
         sys.path.insert(0, str(path.parent))
@@ -43,7 +43,7 @@ def _imported(how: str, where: str, root: str | None) -> types.ModuleType:
 
 
 def _params() -> dict[str, Any]:
-    """Of the job, as its runner has noted them."""
+    """The params of the job, which its runner has written."""
     run = os.environ.get("STOKER_RUN_DIR")
     if run is None:
         raise UsageError("this is started by a runner of Stoker, with the params of a job")

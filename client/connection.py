@@ -1,4 +1,4 @@
-"""The connection to a daemon: its requests, from any thread."""
+"""The connection to a daemon: requests from any thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..engine.errors import UsageError
 from ..engine.home import Home
 from . import following
 
-#: variables that decide where the daemon is, and whom it is to be trusted to be
+#: variables that decide where the daemon is, and how it is recognised
 _DECIDE_WHERE = ("STOKER_URL", "STOKER_TOKEN", "STOKER_CA", "STOKER_HOME", "XDG_STATE_HOME", "HOME")
 
 
@@ -37,8 +37,8 @@ class Connection:
         if url:
             _check_url(url)
         self._url, self._token, self._home, self.timeout = url, token, home, timeout
-        self.patience = patience  #: seconds that the daemon may be away while something is waited for
-        self._free: list[tuple[object, Requests]] = []  #: open connections that nobody uses, and where each leads to
+        self.patience = patience  #: seconds that the daemon may be away during a wait
+        self._free: list[tuple[object, Requests]] = []  #: idle open connections, with the address of each
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -63,7 +63,7 @@ class Connection:
 
     @contextlib.contextmanager
     def _using(self) -> Iterator[Requests]:
-        """A connection that nobody else uses, to where the daemon is now: a notebook may set STOKER_HOME at any time. Not a parent's."""
+        """An unused connection to the daemon's present address, which a notebook may change at any time. None of a parent process."""
         where = (os.getpid(), *map(os.environ.get, _DECIDE_WHERE))
         with self._lock:
             free = self._free.pop() if self._free else None
@@ -75,29 +75,29 @@ class Connection:
         try:
             yield requests
         except BaseException:
-            requests.close()  # whoever was interrupted has left an answer half read
+            requests.close()  # an interrupted request has left its answer half read
             raise
         with self._lock:
             self._free.append((where, requests))
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[Requests]:
-        """A connection of its own, for what takes long."""
+        """A separate connection for a long request."""
         with contextlib.closing(self._new()) as requests:
             yield requests
 
     def get(self, path: str, **query: Any) -> Any:
-        """The answer to ``GET path``, as docs/api.md has it."""
+        """The answer to ``GET path`` (docs/api.md)."""
         with self._using() as requests:
             return requests.get(path, **query)
 
     def post(self, path: str, body: Any = None, timeout: float | None = None) -> Any:
-        """The answer to ``POST path``, as docs/api.md has it."""
+        """The answer to ``POST path`` (docs/api.md)."""
         with self._using() as requests:
             return requests.post(path, body, timeout)
 
     def post_once(self, path: str, body: Any) -> Any:
-        """The same of a request with a key, which is sent again where it is not known what became of it."""
+        """`post` for a request with a key, which is sent again when it is unknown whether it was taken."""
         with self._using() as requests:
             return following.post_once(requests, path, body, self.patience)
 
@@ -112,7 +112,7 @@ class Connection:
             return not requests.url
 
     def metrics(self, ref: int | str, names: Sequence[str] = (), after: str | None = None) -> list[list[Any]]:
-        """Rows (lease, seq, step, name, value, moment) that a job has reported after a place ``lease.seq``, oldest first."""
+        """Reported rows (lease, seq, step, name, value, moment) of a job after a place ``lease.seq``, oldest first."""
         rows: list[list[Any]] = []
         while True:
             answer = self.get(following.job_path(ref, "metrics"), name=list(names) or None, after=after)
@@ -130,7 +130,7 @@ def _check_url(url: str) -> None:
     try:
         where = urlsplit(url)
         fits = where.scheme in ("http", "https") and bool(where.hostname) and where.port is not None and where.path in ("", "/")
-    except (ValueError, AttributeError):  # the latter of what is no text
+    except (ValueError, AttributeError):  # AttributeError: it is no text
         fits = False
     if not fits:
         raise UsageError(f"url: {url!r} is not http://HOST:PORT or https://HOST:PORT")

@@ -1,4 +1,4 @@
-"""MLflow's runs, of what jobs have reported: a run a job. Needs the extra 'mlflow'."""
+"""Export of jobs' metrics to MLflow: a run for each job. Needs the extra 'mlflow'."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from ..engine.errors import StokerError, UsageError
 from .connection import Connection
 from .reported import reported
 
-JOB, AFTER = "stoker.job", "stoker.after"  #: tags of a run: number of its job, and up to which place it has been exported
-MOST_METRICS = 1000  #: metrics of one request of MLflow's
+JOB, AFTER = "stoker.job", "stoker.after"  #: tags of a run: number of its job, and the place up to which it has been exported
+MOST_METRICS = 1000  #: metrics of one request to MLflow
 ENDED = {"completed": "FINISHED", "failed": "FAILED", "cancelled": "KILLED"}
 
 
@@ -18,12 +18,12 @@ def _library(uri: str | None) -> Any:
     try:
         from mlflow import MlflowClient
     except ImportError:
-        raise UsageError("mlflow is not installed here: pip install 'stoker[mlflow]', or mlflow itself") from None
+        raise UsageError("mlflow is not installed here: pip install '.[mlflow]' in Stoker's source tree, or mlflow itself") from None
     return MlflowClient(tracking_uri=uri)
 
 
 def export(client: Connection, row: dict[str, Any], uri: str | None, experiment: str, *, follow: bool = False) -> Iterator[int]:
-    """Log the metrics of a job to its run, which is made once; what was exported before is not exported again."""
+    """Log the metrics of a job to its run, which is made once; each metric is exported once."""
     library = _library(uri)
     from mlflow.exceptions import MlflowException
 

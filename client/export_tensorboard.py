@@ -1,6 +1,6 @@
-"""TensorBoard's event files, of what a job has reported: a file a job, which needs nothing of TensorBoard to be written.
+"""Export of jobs' metrics to TensorBoard's event files: a file for each job, written without TensorBoard.
 
-A record is a length, its check sum, an Event (event.proto) and its check sum, as TensorFlow's TFRecord has them.
+A record is a length, its checksum, an Event (event.proto) and its checksum, as in TensorFlow's TFRecord.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from .connection import Connection
 from .reported import Value, reported
 
-NAME = "events.out.tfevents.0.stoker"  #: one file a job: exporting it again replaces it
+NAME = "events.out.tfevents.0.stoker"  #: one file for each job, replaced when the job is exported again
 
 
 def _sums() -> list[int]:
@@ -30,7 +30,7 @@ _TABLE = _sums()
 
 
 def check_sum(data: bytes) -> int:
-    """CRC32C, masked as TFRecord does."""
+    """CRC32C, masked as in TFRecord."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
@@ -63,7 +63,7 @@ def scalar(value: Value) -> bytes:
 
 
 def export(client: Connection, row: dict[str, Any], out: Path, *, follow: bool = False) -> Iterator[int]:
-    """Write the event file of a job into a directory of ``out``; how many values it has, whenever there are more."""
+    """Write the event file of a job into a directory of ``out``; yields the number of values whenever it has grown."""
     folder = out / f"{row['id']}-{re.sub(r'[^A-Za-z0-9._-]', '_', row['name'])}"
     folder.mkdir(parents=True, exist_ok=True)
     written = 0

@@ -1,4 +1,4 @@
-"""Waiting: for a log as it grows, for jobs until they have ended, for a daemon that is away. Used by the command line and the client."""
+"""Waiting for a growing log, for the end of jobs, for a daemon that is away. Used by the command line and the client."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ..engine.client import Client
 from ..engine.errors import JobFailed, LimitExceeded, Unreachable, UsageError
 
 T = TypeVar("T")
-LONG_POLL = 20.0  #: seconds a request waits for more
-POLL = 1.0  #: seconds between looks at jobs that are waited for, and at a daemon that does not answer
-FIRST_POLL = 0.05  #: the first of them, which double
+LONG_POLL = 20.0  #: seconds that a request waits for more
+POLL = 1.0  #: seconds between looks at awaited jobs, and at a daemon that does not answer
+FIRST_POLL = 0.05  #: seconds before the second look; then the pause doubles up to `POLL`
 PATIENCE = 60.0  #: seconds that a daemon may be away, once it has answered
 FINAL = ("completed", "failed", "cancelled")
 
 
 class Written(NamedTuple):
-    """Some of a log, and when each of its lines was written, as far as it was asked for and is known."""
+    """A part of a log, and when each of its lines was written, if requested and known."""
 
     text: str
     times: list[float | None]
@@ -32,7 +32,7 @@ def job_path(ref: str | int, *rest: str) -> str:
 
 
 def patiently(ask: Callable[[], T], seconds: float = PATIENCE) -> T:
-    """What ``ask`` gives; while no daemon answers it is asked again, for so long. Only for what may be asked twice."""
+    """The result of ``ask``; while no daemon answers, it is called again for ``seconds``. Only for requests that may be repeated."""
     end = time.monotonic() + seconds
     while True:
         try:
@@ -55,9 +55,9 @@ def follow(
     whole: bool = False,
     patience: float = 0.0,
 ) -> Iterator[Written]:
-    """A job's log from its last ``lines`` or 64 KiB on, from ``since``, or ``whole``, as it grows, until the job or the lease has ended.
+    """A job's growing log from its last ``lines`` or 64 KiB on, from ``since``, or ``whole``, until the job or the lease has ended.
 
-    One lease is read to its end before a later one is begun, so that nothing between them is lost. A daemon may be away for
+    One lease is read to its end before the next one, so that no line between them is lost. The daemon may be away for
     ``patience`` seconds, once it has answered.
     """
     reading, last, file, offset = lease, lease, None, 0 if whole else None
@@ -90,7 +90,7 @@ def read(
     client: Client, ref: str, lease: int | None = None, lines: int | None = None, node: str | None = None, *,
     since: float | None = None, times: bool = False, whole: bool = False,
 ) -> Iterator[Written]:  # fmt: skip
-    """What there is of a job's log, as `follow` would begin with it."""
+    """The present log of a job, from where `follow` would begin."""
     place: dict[str, Any] = {"file": "", "offset": 0} if whole else {"lines": lines, "since": since}
     while True:
         answer = client.get(job_path(ref, "logs"), lease=lease, node=node, times=int(times) or None, **place)
@@ -104,7 +104,7 @@ def read(
 def until_ended(
     client: Client, refs: Sequence[str | int], timeout: float | None = None, patience: float = PATIENCE
 ) -> Iterator[dict[str, Any]]:
-    """The jobs as they ended, in this order; LimitExceeded when one has not within ``timeout`` seconds of the call."""
+    """Wait for the jobs; their final rows in this order. LimitExceeded if one has not ended within ``timeout`` seconds."""
     end = None if timeout is None else time.monotonic() + timeout
     pause, patience_now = FIRST_POLL, 0.0
     for ref in refs:
@@ -122,18 +122,18 @@ def until_ended(
 
 
 def failure(ended: Sequence[dict[str, Any]]) -> JobFailed | None:
-    """What is told of jobs that were waited for, if one of them failed or was cancelled."""
+    """The error for awaited jobs, if one of them failed or was cancelled."""
     bad = [row for row in ended if row["state"] != "completed"]
     if not bad:
         return None
     first = bad[0]
     more = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
-    reason = first["state_reason"] if "state_reason" in first else first["reason"]  # of a job, or of the view jobs_now
+    reason = first["state_reason"] if "state_reason" in first else first["reason"]  # a row of the table jobs, or of the view jobs_now
     return JobFailed(f"job {first['id']} {first['name']} {first['state']}: {reason}{more}; see 'stoker logs {first['id']}'")
 
 
 def post_once(client: Client, path: str, body: Any, patience: float = PATIENCE, timeout: float | None = None) -> Any:
-    """The answer to a request that carries a key, so that it may be sent again where nobody knows what became of it."""
+    """The answer to a request with a key, which is sent again when it is unknown whether it was taken."""
     try:
         return client.post(path, body, timeout=timeout)
     except Unreachable as error:

@@ -1,4 +1,4 @@
-"""A job, or several that were submitted together, as an object: its state is asked for whenever it is looked at."""
+"""A job, or several that were submitted together, as an object that asks the daemon for its state at each use."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from .connection import Connection
 from .following import FINAL, FIRST_POLL, POLL, failure, follow, job_path, patiently, read
 from .row_tables import Table, moment
 
-_LISTED = 500  #: jobs that are asked for at once
+_LISTED = 500  #: jobs in one request
 SHOWN = ("id", "name", "state", "progress", "gpus_min", "reason", "est_start", "eta_at")
 MOMENTS = ("est_start", "eta_at", "submitted_at", "first_start_at", "finished_at", "deadline", "state_since")
 
 
 class Job:
-    """What `submit` answers with: a job, an array, or the jobs of a file. Of several, what is one job's alone is that of the first."""
+    """The result of `submit`: a job, an array, or the jobs of a file. For several jobs, values of a single job are those of the first."""
 
     def __init__(self, client: Connection, ids: Sequence[int], name: str, existing: bool = False, schedule: int | None = None) -> None:
         self._client = client
         self.ids = list(ids)  #: numbers of all its jobs
-        self.name = name  #: of an array that of the array
-        self.existing = existing  #: it had been submitted before, with the same idempotency key
+        self.name = name  #: for an array the array's name
+        self.existing = existing  #: it was submitted before with the same idempotency key
         self.schedule = schedule  #: number of a recurring job, whose runs are jobs of this name
 
     @property
     def id(self) -> int:
-        """Its number; of several jobs that of the first."""
+        """Its number; for several jobs that of the first."""
         if not self.ids:
             raise UsageError(f"schedule {self.schedule} is a recurring job: its runs are client.jobs(name={self.name!r}, all=True)")
         return self.ids[0]
 
     @property
     def tasks(self) -> list[Job]:
-        """Its jobs one by one; of one job that alone."""
+        """A list of its jobs; a single job gives a list of one."""
         return [self] if len(self.ids) == 1 else [Job(self._client, [row["id"]], row["name"]) for row in self.rows()]
 
     def rows(self) -> list[dict[str, Any]]:
-        """What the view jobs_now holds of each of its jobs, in the order of their numbers."""
+        """The rows of the view jobs_now for its jobs, in the order of their numbers."""
         assert self.id
         found: list[dict[str, Any]] = []
         for begin in range(0, len(self.ids), _LISTED):
@@ -52,17 +52,17 @@ class Job:
 
     @property
     def row(self) -> dict[str, Any]:
-        """The same of its first job."""
+        """The row of its first job."""
         return self.rows()[0]
 
     @property
     def state(self) -> str:
-        """submitted, pending, running, completed, failed or cancelled; of several running while one is, at the end failed if one has."""
+        """submitted, pending, running, completed, failed or cancelled; for several running while one is, at the end failed if one is."""
         return _together([row["state"] for row in self.rows()])
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, however."""
+        """Whether it has ended in any way."""
         return all(row["state"] in FINAL for row in self.rows())
 
     @property
@@ -75,32 +75,32 @@ class Job:
 
     @property
     def expected_start(self) -> datetime | None:
-        """When it should start, while it waits; of several the first of them."""
+        """When it should start, while it waits; for several jobs the first start."""
         return moment(min((row["est_start"] for row in self.rows() if row["est_start"] is not None), default=None))
 
     @property
     def expected_end(self) -> datetime | None:
-        """When it should end, or ended; of several the last of them; None: not known."""
+        """When it should end, or ended; for several jobs the last end; None: not known."""
         ends = [row["eta_at"] for row in self.rows()]
         return None if None in ends else moment(max(ends))
 
     @property
     def progress(self) -> float | None:
-        """Share of its steps that is done, from 0 to 1; None: not known."""
+        """Share of its steps that are done, from 0 to 1; None: not known."""
         shares = [row["progress"] for row in self.rows()]
         return None if None in shares else sum(shares) / len(shares) / 100.0
 
     @property
     def exit_code(self) -> int | None:
-        """Of its last attempt, negative: a signal; of several the first that is not 0."""
+        """The exit code of its last attempt, negative for a signal; for several jobs the first that is not 0."""
         codes = [row["exit_code"] for row in self.rows()]
         found: int | None = next((code for code in codes if code), codes[0])
         return found
 
     def wait(self, timeout: float | None = None, *, check: bool = True) -> Job:
-        """Itself, once it has ended. JobFailed when it failed or was cancelled, unless ``check`` is False; LimitExceeded at the timeout.
+        """Wait until it has ended; returns itself. JobFailed if it failed or was cancelled, unless ``check`` is False; or LimitExceeded.
 
-        A daemon that is started again meanwhile is waited for.
+        The wait goes on if the daemon is restarted meanwhile.
         """
         end = None if timeout is None else time.monotonic() + timeout
         pause = FIRST_POLL
@@ -147,10 +147,10 @@ class Job:
                 yield written.text
 
     def metrics(self, *names: str) -> Any:
-        """What it has reported (of rank 0), oldest first, as a frame of pandas or polars, or a `Table`, by what is installed.
+        """Its reported metrics (of rank 0), oldest first, as a frame of pandas or polars if installed, else a `Table`.
 
-        Of one name: job, step, time and that name; of several, or all: job, step, time, name and value. Steps that a later attempt
-        has trained again are those of that attempt.
+        For one name: job, step, time and that name; for several, or all: job, step, time, name and value. Steps that a later attempt
+        has trained again are shown only from that attempt.
         """
         found: list[list[Any]] = []
         for job in self.ids or [self.id]:
@@ -160,7 +160,7 @@ class Job:
         return Table(["job", "step", "time", "name", "value"], found).frame()
 
     def explain(self) -> str:
-        """Why it waits, or how it came to where it is, in a sentence."""
+        """Why it waits, or how it came to its state, in a sentence."""
         return str(self._client.get(job_path(self.id, "explain"))["summary"])
 
     def cancel(self) -> Job:
@@ -180,7 +180,7 @@ class Job:
         return self._act("priority", priority=number)
 
     def retry(self) -> Job:
-        """Submit it once more, as a new job, if it failed or was cancelled; of several those that did."""
+        """Submit it again, as a new job, if it failed or was cancelled; for several jobs those that did."""
         made: list[dict[str, Any]] = []
         for job in [row["id"] for row in self.rows() if row["state"] in ("failed", "cancelled")] or [self.id]:
             made += self._client.post_once(job_path(job, "retry"), {"key": self._client.new_key()})["jobs"]
@@ -221,13 +221,13 @@ class Job:
 
 
 def listed(rows: Sequence[dict[str, Any]]) -> Table:
-    """Rows of jobs_now as people look at them: the columns that matter, moments as dates."""
+    """Rows of jobs_now for people: the important columns, times as dates."""
     shown = [{name: moment(row[name]) if name in MOMENTS else row[name] for name in SHOWN} for row in rows]
     return Table.of(shown, SHOWN)
 
 
 def newest(rows: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
-    """Of metrics (lease, seq, step, name, value, time) each step once: as the last attempt to train it has reported it."""
+    """Metrics (lease, seq, step, name, value, time) with each step once: as reported by the last attempt that trained it."""
     first: dict[tuple[int, str], int] = {}
     for lease, _, step, name, *_ in rows:
         first[lease, name] = min(step, first.get((lease, name), step))
@@ -245,7 +245,7 @@ def _counts(rows: Sequence[dict[str, Any]]) -> dict[str, int]:
 
 
 def _together(states: Sequence[str]) -> str:
-    """Of several jobs: that of one that is under way, else of one that waits, and at the end of the worst."""
+    """The state of several jobs: that of one that is active, else of one that waits, and at the end the worst."""
     order = ("running", "suspending", "starting", "assigned", "profiling", "pending", "submitted", "failed", "cancelled", "completed")
     return min(states, key=lambda state: order.index(state) if state in order else -1)
 

@@ -1,4 +1,4 @@
-"""``%load_ext stoker.client``: ``%%stoker sql`` asks the cell's query, ``%stoker ps`` and ``%stoker top`` show jobs and GPUs."""
+"""``%load_ext stoker.client``: ``%%stoker sql`` runs the cell's query, ``%stoker ps`` and ``%stoker top`` show jobs and GPUs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..engine.errors import StokerError, UsageError
 
 
 def answer(line: str, cell: str | None = None) -> Any:
-    """What is shown of a magic's line and the rest of its cell."""
+    """The output for a magic's line and the rest of its cell."""
     from . import jobs, sql, top
 
     word, _, rest = line.strip().partition(" ")
@@ -25,7 +25,7 @@ def answer(line: str, cell: str | None = None) -> Any:
 
 
 def register(shell: Any) -> None:
-    """Give an IPython shell the magic. What goes wrong is one line, no traceback."""
+    """Add the magic to an IPython shell. Errors are one line, without traceback."""
 
     def stoker(line: str, cell: str | None = None) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""The reports of a job as they come, for the bridges to other tools."""
+"""The reports of a job as they come, for exports to other tools."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from .connection import Connection
 from .following import FINAL, job_path, patiently
 
-LOOK_INTERVAL = 2.0  #: seconds between looks at what is new
+LOOK_INTERVAL = 2.0  #: seconds between requests for new reports
 
 
 class Value(NamedTuple):
@@ -22,16 +22,16 @@ class Value(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Some values, and the place behind them from which another reader goes on."""
+    """Some values, and the place after them, from which a reader can go on."""
 
     values: list[Value]
     after: str
 
 
 def reported(client: Connection, job: int, after: str | None = None, *, follow: bool = False) -> Iterator[Batch]:
-    """All values that a job has reported after a place; with ``follow`` as they come, until it has ended."""
+    """All values that a job has reported after a place; with ``follow`` also new ones until it has ended."""
     while True:
-        over = not follow or patiently(lambda: client.get(job_path(job))["job"]["state"]) in FINAL  # looked at before, so nothing is missed
+        over = not follow or patiently(lambda: client.get(job_path(job))["job"]["state"]) in FINAL  # first, so that no report is missed
         while True:
             answer = patiently(lambda after=after: client.get(job_path(job, "metrics"), after=after))  # type: ignore[misc]
             after = answer["after"]

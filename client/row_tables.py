@@ -1,4 +1,4 @@
-"""Rows as a notebook and a terminal show them; as a frame of pandas or polars where one of them is installed."""
+"""Tables of rows for a notebook and a terminal, and as a frame of pandas or polars if one of these is installed."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, overload
 
-MOST_SHOWN = 50  #: rows that a representation has
-WIDEST_CELL = 60  #: characters of a cell of one
+MOST_SHOWN = 50  #: rows that are shown
+WIDEST_CELL = 60  #: characters shown of a cell
 
 
 class Table(Sequence[dict[str, Any]]):
@@ -16,7 +16,7 @@ class Table(Sequence[dict[str, Any]]):
     def __init__(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], truncated: bool = False) -> None:
         self.columns = _different(columns)
         self._rows = rows
-        self.truncated = truncated  #: there were more rows
+        self.truncated = truncated  #: the answer was cut, as there were more rows
 
     @classmethod
     def of(cls, rows: Sequence[dict[str, Any]], columns: Sequence[str] | None = None) -> Table:
@@ -51,7 +51,7 @@ class Table(Sequence[dict[str, Any]]):
     __hash__ = None  # type: ignore[assignment]
 
     def frame(self) -> Any:
-        """A DataFrame of pandas, else of polars, by what is installed; without either the table itself."""
+        """A DataFrame of pandas, or else of polars, if installed; otherwise the table itself."""
         from importlib import import_module
 
         columns = {name: self[name] for name in self.columns}
@@ -85,7 +85,7 @@ class Table(Sequence[dict[str, Any]]):
 
 
 def _different(names: Sequence[str]) -> list[str]:
-    """A name that comes twice is numbered, so that no value is lost."""
+    """The names; a repeated one is numbered, so that no value is lost."""
     found: list[str] = []
     for name in names:
         unique, count = name, 2
@@ -104,5 +104,5 @@ def _text(value: Any) -> str:
 
 
 def moment(seconds: float | None) -> datetime | None:
-    """A time of the daemon's as a date with a zone: UTC."""
+    """A time of the daemon as a date in UTC."""
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)

@@ -1,4 +1,4 @@
-"""A function as a job: what is sent of it, and what cannot be sent. `called` runs it on the worker."""
+"""A function as a job: the parts of it that are sent, and the errors for parts that cannot be. `called` runs it on the worker."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from typing import Any
 
 from ..engine.errors import UsageError
 
-MOST_CHARACTERS = 90_000  #: characters of a notebook's code as it is sent: arguments of a command have 128 KiB together
+MOST_CHARACTERS = 90_000  #: characters of a notebook's packed code: all arguments of a command may have 128 KiB
 
 
 def sent(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], over: Mapping[str, Any], *, local: bool
 ) -> dict[str, Any]:
-    """Fields of a job that calls ``function``: its arguments are params. Nothing is sent where it would fail."""
+    """Fields of a job that calls ``function``, with its arguments as params. UsageError if the call would fail."""
     plain = _plain_function(function)
     array = (over.get("array") or {}).get("params", {})
     params = {**arguments(plain, args, kwargs, {*over.get("params", {}), *array}), **over.get("params", {})}
@@ -33,7 +33,7 @@ def sent(
 
 
 def _plain_function(function: Callable[..., Any]) -> types.FunctionType:
-    """UsageError for what a worker could not find by its name."""
+    """The function; UsageError if a worker could not find it by its name."""
     name = getattr(function, "__name__", type(function).__name__)
     if isinstance(function, functools.partial):
         raise UsageError("function: a partial is not sent: give the function, and its arguments as args and kwargs")
@@ -53,13 +53,13 @@ def _plain_function(function: Callable[..., Any]) -> types.FunctionType:
         )
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise UsageError(f"function: {name} is async: write one that calls asyncio.run({name}(…))")
-    if inspect.isgeneratorfunction(function):  # called, it would do nothing, and the job would have completed
+    if inspect.isgeneratorfunction(function):  # a call would do nothing, and the job would complete
         raise UsageError(f"function: {name} is a generator, of which nothing runs until somebody asks: write one that goes through it")
     return function
 
 
 def arguments(function: types.FunctionType, args: Sequence[Any], kwargs: Mapping[str, Any], besides: set[str]) -> dict[str, Any]:
-    """Arguments by their names; ``besides``: names that are given elsewhere. UsageError where they do not fit, or are no JSON."""
+    """Arguments by name; ``besides``: names that are given elsewhere. UsageError if they do not fit, or are no JSON."""
     signature, name = inspect.signature(function), function.__name__
     if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in signature.parameters.values()):
         raise UsageError(f"function: {name} takes *args, which have no names to be params by: give it parameters with names")
@@ -95,7 +95,7 @@ def _source(function: types.FunctionType, workdir: Any) -> list[str]:
         root = Path(file).resolve().parents[function.__module__.count(".") + (Path(file).name == "__init__.py")]
         return ["--module", function.__module__, str(root), function.__qualname__]
     if Path(file).is_file() and "ipykernel" not in file:
-        # Below the job's directory by its relative name, which holds in a copy of that too.
+        # A file below the job's directory gets its relative path, which is valid in a copy of the directory too.
         there, base = Path(file).resolve(), Path(workdir or ".").resolve()
         name = there.relative_to(base).as_posix() if there.is_relative_to(base) else str(there)
         return ["--file", name, function.__qualname__]
@@ -106,17 +106,17 @@ def _source(function: types.FunctionType, workdir: Any) -> list[str]:
     return ["--source", packed, function.__qualname__]
 
 
-#: in the arguments of a command braces are places of parameters
+#: braces in the arguments of a command would stand for parameters
 _BRACES = str.maketrans("{}", ",.")
 
 
 def unpacked(packed: str) -> str:
-    """What `_source` has packed."""
+    """The text that `_source` has packed."""
     return zlib.decompress(base64.b85decode(packed.translate(str.maketrans(",.", "{}")))).decode()
 
 
 def cells(function: types.FunctionType) -> str:
-    """A file with a notebook's function and what it uses of other cells: functions, classes, imports, and values that are JSON."""
+    """A file with a notebook's function, and all that it uses from other cells: functions, classes, imports, and JSON values."""
     head: dict[str, str] = {}
     bodies: dict[str, str] = {}
     _collect(function, function.__globals__, head, bodies)
@@ -124,9 +124,9 @@ def cells(function: types.FunctionType) -> str:
 
 
 def _collect(one: Any, namespace: Mapping[str, Any], head: dict[str, str], bodies: dict[str, str]) -> None:
-    """Add the source of ``one``, after what it uses."""
+    """Add the source of ``one``, after the sources that it uses."""
     text = _text(one)
-    bodies[one.__name__] = ""  # it may use itself
+    bodies[one.__name__] = ""  # against endless recursion: it may use itself
     for name in _names(text):
         if name in bodies or name in head or name not in namespace or name == one.__name__:
             continue
@@ -149,7 +149,7 @@ def _collect(one: Any, namespace: Mapping[str, Any], head: dict[str, str], bodie
 
 
 def _module_of(value: Any) -> str | None:
-    """The module from which a function or class is imported by its name."""
+    """The module from which a function or class can be imported by its name."""
     module, name = getattr(value, "__module__", None), getattr(value, "__name__", None)
     known = isinstance(module, str) and isinstance(name, str) and getattr(sys.modules.get(module), name, None) is value
     return module if known else None
@@ -167,7 +167,7 @@ def _text(one: Any) -> str:
 
 
 def _class_text(kind: type) -> str:
-    """A class of a cell is found by one of its methods: Python does not note where it was written."""
+    """The source of a cell's class, found by one of its methods, as Python does not record where a class was written."""
     for value in vars(kind).values():
         if isinstance(value, types.FunctionType):
             lines = linecache.getlines(value.__code__.co_filename)
@@ -179,7 +179,7 @@ def _class_text(kind: type) -> str:
 
 
 def _names(text: str) -> Iterator[str]:
-    """Names that code reads, each once."""
+    """The names that the code reads, each once."""
     seen: set[str] = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in seen:

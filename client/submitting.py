@@ -18,9 +18,9 @@ from .connection import Connection
 from .job_handle import Job, listed
 from .row_tables import Table, moment
 
-ALL_ROWS = 1_000_000  #: the most that the daemon answers with
-LONGEST_KEY = 80  #: characters of one that is several jobs'; each has its name behind it
-DEEPEST = 100  #: lists and mappings one within the other
+ALL_ROWS = 1_000_000  #: most rows of an answer
+LONGEST_KEY = 80  #: characters of a key for several jobs, to which each job's name is added
+DEEPEST = 100  #: levels of nested lists and mappings
 HANDED_ON = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
 
 
@@ -56,9 +56,9 @@ class Client(Connection):
     ) -> Job:
         """Submit a job: a command, a recipe, an entrypoint, a spec, a file of jobs, or a function with its arguments.
 
-        All else are fields of a job file (docs/job-spec.md) by their names, laid over those of a spec or a file. The same again with the
-        same ``idempotency_key`` submits nothing; without one each call has its own, so that it submits once, whatever happens
-        meanwhile. What stands in an array may be used in the command, as ``{lr}``.
+        All other arguments are fields of a job file (docs/job-spec.md), which replace those of a spec or a file. A call repeated with the
+        same ``idempotency_key`` submits nothing; without one each call makes its own, so that it submits only once even if it
+        has to be sent again. The names in an array may be used in the command, as ``{lr}``.
         """
         given = {"name": name, "gpus": gpus, "params": params, "array": array, "deadline": deadline, "priority": priority, "pool": pool,
                  "labels": labels, "env": env, **fields}  # fmt: skip
@@ -83,7 +83,7 @@ class Client(Connection):
         file: str | os.PathLike[str] | None = None,
         **fields: Any,
     ) -> Table:
-        """What would become of the jobs that `submit` would submit with the same arguments; nothing is submitted."""
+        """The plan for the jobs that `submit` would submit with the same arguments; nothing is submitted."""
         work = {"command": command, "recipe": recipe, "entrypoint": entrypoint}
         answer = self._post(function, args, kwargs, work, spec, file, fields, None, dry_run=True)
         rows = [{**row, "est_start": moment(row["est_start"])} for row in answer["jobs"]]
@@ -132,7 +132,7 @@ class Client(Connection):
         if (spec is not None or file is not None) and over:
             body["over"] = over
         if key is not None and file is None and "jobs" not in (spec or {}):
-            body |= {"over": {**body.get("over", {}), "idempotency_key": key}}  # the job's own, by which `after` may name it
+            body |= {"over": {**body.get("over", {}), "idempotency_key": key}}  # the job's own key, by which `after` may name it
         elif not dry_run:
             body["key"] = self.new_key() if key is None else _of_several(key)
         return self.post_once("/v1/jobs", _plain(body))
@@ -145,7 +145,7 @@ class Client(Connection):
         known: dict[str, Any] = {"argv": sys.argv or ["python"], "cwd": str(cwd), "client": f"python {__version__}"}
         try:
             from ..engine.spec.provenance import capture
-        except ImportError:  # an environment with only what this package itself needs
+        except ImportError:  # only the client's own dependencies are installed
             return known
         found = capture(sys.argv, cwd)
         return known | {"argv": list(found.argv), "git_commit": found.git_commit, "git_diff": found.git_diff}
@@ -167,9 +167,9 @@ class Client(Connection):
         all: bool = False,
         limit: int = 1000,
     ) -> Jobs:
-        """Jobs that have not ended, and those that ended within the last hour, or after ``since``; with ``all`` of all times. Newest first.
+        """Jobs that have not ended, and those that ended within the last hour or after ``since``; with ``all`` all jobs. Newest first.
 
-        In ``name`` the characters ``*`` and ``?`` stand for any others. A timedelta counts back from now.
+        In ``name`` the characters ``*`` and ``?`` stand for any others. A timedelta is counted back from now.
         """
         _require_mappings(labels=labels)
         begin = datetime.now().astimezone() - since if isinstance(since, timedelta) else since
@@ -182,23 +182,23 @@ class Client(Connection):
         return Jobs(self, rows)
 
     def sql(self, query: str, *, limit: int = ALL_ROWS, timeout: float | None = None) -> Table:
-        """Ask the database anything: one reading statement in DuckDB's SQL; times in it are UTC."""
+        """Query the database with one reading statement in DuckDB's SQL; its times are UTC."""
         body = {"query": query, "limit": limit, "timeout": timeout, "format": "json"}
         answer = self.post("/v1/sql", body, timeout=(timeout or 60.0) + 30.0)
         return Table(answer["columns"], answer["rows"], answer["truncated"])
 
     def top(self) -> Top:
-        """GPUs, running jobs and the queue, in one look."""
+        """GPUs, running jobs and the queue, in one request."""
         return Top(self.get("/v1/top"))
 
     def status(self) -> dict[str, Any]:
-        """The daemon, its runners and pools, as `GET /v1/status` has it."""
+        """The daemon, its runners and pools: the answer of `GET /v1/status`."""
         found: dict[str, Any] = self.get("/v1/status")
         return found
 
 
 class Jobs(list[Job]):
-    """Jobs as a list of `Job`; ``rows`` has what the view jobs_now said of each, ``table`` the columns that matter."""
+    """Jobs as a list of `Job`; ``rows`` has the row of the view jobs_now for each, ``table`` the important columns."""
 
     def __init__(self, client: Client, rows: list[dict[str, Any]]) -> None:
         super().__init__(Job(client, [row["id"]], row["name"]) for row in rows)
@@ -259,7 +259,7 @@ def _require_mappings(**given: Any) -> None:
 
 
 def _plain(value: Any, place: str = "", depth: int = 0) -> Any:
-    """As JSON has it: paths as texts, dates and durations as a job file writes them. UsageError names what is none."""
+    """The value as JSON: paths as texts, dates and durations as in a job file. UsageError names a value that is no JSON."""
     if depth > DEEPEST:
         raise UsageError(f"{place[:80]}…: lists and mappings are nested deeper than {DEEPEST}, or one of them holds itself")
     if value is None or isinstance(value, bool | int | str):

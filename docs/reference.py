@@ -1,4 +1,4 @@
-"""Writes docs/cli.md and docs/policies.md from the commands and the policies themselves; tests hold the files against them.
+"""Writes docs/cli.md and docs/policies.md from the commands and the policies themselves; tests compare the files with them.
 
 .venv/bin/python docs/reference.py
 """
@@ -23,12 +23,12 @@ INTRODUCTION = """\
 `stoker [--home DIR] [--url URL] COMMAND …`: `--home` and `--url` may also stand after the command.
 
 - Jobs are named by number, by name (the newest of that name), or by an unambiguous beginning of the name. The name of an array
-  means all its tasks; where one job is shown, its first.
-- `--json` prints what was found for programs. Tables are coloured and fitted on a terminal (`NO_COLOR` turns colours
+  means all its tasks; commands that show one job show its first.
+- `--json` prints the answer for programs. Tables are coloured and fitted on a terminal (`NO_COLOR` turns colours
   off), and whole and plain in a pipe. Remarks and errors go to stderr.
 - Each mistake gets one line, `stoker: error: …`, and the command an exit code of the table below. `STOKER_DEBUG=1` adds the traceback.
-- Environment: `STOKER_HOME` (state directory), `STOKER_URL` and `STOKER_TOKEN` (a daemon on TCP), `STOKER_CA` (whom to trust over TLS),
-  `NO_COLOR`, `STOKER_DEBUG`.
+- Environment: `STOKER_HOME` (state directory), `STOKER_URL` and `STOKER_TOKEN` (a daemon on TCP), `STOKER_CA` (the authority to trust over
+  TLS), `NO_COLOR`, `STOKER_DEBUG`.
 """
 
 POLICIES = """\
@@ -37,17 +37,16 @@ POLICIES = """\
 *Written by `docs/reference.py` from the policies themselves.*
 
 `stoker policy set NAME KEY=VALUE …` puts one in force for a pool, `stoker simulate TRACE --policy NAME,KEY=VALUE` tries it on a
-trace. "002" is the thesis whose systems Stoker implements; where it or a paper leaves something open, the policy says here what was
-decided.
+trace. "002" is the thesis whose systems Stoker implements; where it or a paper leaves a point open, the policy states our decision here.
 
-Live, a policy sees what the daemon knows. Speeds of models on other numbers of GPUs than asked for are not measured yet, so the elastic
-policies (Optimus, Pollux, ElasticFlow, INFless, GENIE) give every job what it asks for at least, and Lucid packs nothing; in the simulator
+Live, a policy sees the daemon's knowledge. Speeds of models on other numbers of GPUs than requested are not measured yet, so the elastic
+policies (Optimus, Pollux, ElasticFlow, INFless, GENIE) give every job its least number of GPUs, and Lucid packs no jobs; in the simulator
 they see the profiles of the trace's models.
 """
 
 
 def commands(group: click.Group, context: click.Context, path: str = "stoker") -> Iterator[tuple[str, click.Command, click.Context]]:
-    """Every command that is shown, groups before what is in them."""
+    """Every shown command, groups before their commands."""
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         if command is None:

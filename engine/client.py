@@ -1,7 +1,7 @@
 """A small HTTP client of the daemon: Unix socket or TCP, JSON in and out, errors as StokerError. Standard library only.
 
 Where the daemon is: ``STOKER_URL`` (``http://host:port`` or ``https://``, with ``STOKER_TOKEN``) or the socket of the home.
-Over TLS ``STOKER_CA`` names whom to trust: the file of an authority, or the fingerprint of the daemon's certificate.
+Over TLS ``STOKER_CA`` says which daemon to trust: the file of an authority, or the fingerprint of the daemon's certificate.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import Any
 from .errors import KINDS, StokerError, Unreachable, Untrusted, UsageError
 from .home import Home
 
-KEEP_ALIVE = 60  #: seconds for which the daemon keeps a connection open that nobody uses
+KEEP_ALIVE = 60  #: seconds for which the daemon keeps an idle connection open
 ENV_CA = "STOKER_CA"
-AUTHORITY = "ca.pem"  #: in HOME/tls: trusted besides those whom the host trusts
+AUTHORITY = "ca.pem"  #: in HOME/tls: trusted besides the authorities of the host
 PIN = "sha256:"  #: a fingerprint follows
-_TLS_WITHIN = 2.0  #: seconds in which a listener shows that it speaks TLS
+_TLS_WITHIN = 2.0  #: seconds to wait for a listener to show that it speaks TLS
 _NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST", "UNKNOWN_PROTOCOL")  #: of an answer
 
 
@@ -42,7 +42,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 class _SecureConnection(http.client.HTTPSConnection):
-    """To a daemon whose certificate an authority has signed that is trusted, or whose fingerprint is known."""
+    """A connection to a daemon whose certificate is signed by a trusted authority or has the known fingerprint."""
 
     def __init__(self, host: str, port: int, timeout: float, trusted: str, home: Home) -> None:
         self._pin = trusted.removeprefix(PIN).replace(":", "").lower() if trusted.startswith(PIN) else None
@@ -66,7 +66,7 @@ def _anybody() -> ssl.SSLContext:
 
 
 def _authorities(file: str, home: Home) -> ssl.SSLContext:
-    """Those of a file; '': those that this host trusts, and the one of the home."""
+    """The authorities of a file; '': those that this host trusts, and the one of the home."""
     own = home.tls / AUTHORITY
     try:
         context = ssl.create_default_context(cafile=file or None)
@@ -75,7 +75,7 @@ def _authorities(file: str, home: Home) -> ssl.SSLContext:
     except (OSError, ValueError) as error:
         why = "it has no certificate; it must be a PEM file" if isinstance(error, ssl.SSLError) else getattr(error, "strerror", error)
         raise UsageError(f"{ENV_CA if file else 'tls'}: {file or own} cannot be used: {why}") from None
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the file may have the daemon's own certificate
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the file may hold the daemon's own certificate
     return context
 
 
@@ -92,7 +92,7 @@ class Client:
 
     def _connect(self) -> http.client.HTTPConnection:
         if time.monotonic() - self._used_at > KEEP_ALIVE / 2:
-            self.close()  # the daemon may be closing it, and nobody knows whether a POST that meets this has been acted on
+            self.close()  # the daemon may close it just now: of a POST sent then nothing tells whether it was carried out
         if self._connection is None:
             if self.url:
                 where = urllib.parse.urlsplit(self.url)
@@ -114,9 +114,9 @@ class Client:
     def request(
         self, method: str, path: str, body: bytes | None = None, query: Mapping[str, Any] | None = None, timeout: float | None = None
     ) -> http.client.HTTPResponse:
-        """Send one request; a connection that the daemon closed while idle is opened again once.
+        """Send one request; if the daemon closed the idle connection, open it again once.
 
-        Raises Unreachable when nobody answers, and the daemon's own error when it refuses.
+        Raises Unreachable when there is no answer, and the daemon's own error when it refuses.
         """
         if query:
             path += "?" + urllib.parse.urlencode({key: value for key, value in query.items() if value is not None}, doseq=True)
@@ -140,7 +140,7 @@ class Client:
                 break
             except (ConnectionError, FileNotFoundError, http.client.HTTPException, TimeoutError, OSError) as error:
                 self.close()
-                # Only what surely was not acted on is sent again: a GET, or a connection gone before it was used.
+                # A request is sent again only where that is safe: a GET, or a connection gone before it was used.
                 if reused and (method == "GET" or isinstance(error, (http.client.CannotSendRequest, BrokenPipeError))):
                     reused, connection = False, self._connect()
                     continue
@@ -154,9 +154,9 @@ class Client:
         return response
 
     def _read(self, response: http.client.HTTPResponse) -> bytes:
-        """The body; a daemon that dies between head and body of its answer has not answered."""
+        """The body of an answer; if the daemon dies between head and body it has not answered."""
         try:
-            if response.length is None and not response.chunked:  # the head was cut off before it told the length
+            if response.length is None and not response.chunked:  # the head was cut off before the length
                 raise http.client.IncompleteRead(b"")
             return response.read()
         except (http.client.HTTPException, OSError) as error:
@@ -166,11 +166,11 @@ class Client:
     def fetch(
         self, method: str, path: str, body: bytes | None = None, query: Mapping[str, Any] | None = None, timeout: float | None = None
     ) -> bytes:
-        """`request`, and all of the answer."""
+        """`request`, with the whole answer read."""
         return self._read(self.request(method, path, body, query, timeout))
 
     def _speaks_otherwise(self, error: Exception) -> str | None:
-        """What is wrong with who answers, None: nobody does."""
+        """Why the answering process is not understood (TLS), None: nothing answers."""
         url, where = self.url or "", urllib.parse.urlsplit(self.url or "")
         if isinstance(error, ssl.SSLCertVerificationError):
             remedy = f"{ENV_CA} names the file of the authority, or the fingerprint, that 'stoker tls' tells on its host"
@@ -215,6 +215,6 @@ class Client:
         return self.fetch("POST", path, body, timeout=timeout)
 
     def post_raw_whole(self, path: str, body: bytes, timeout: float | None = None) -> tuple[bytes, bool]:
-        """The same, and whether it is all of the answer, or cut at a limit of rows."""
+        """`post_raw`, and whether the answer is whole, not cut at a limit of rows."""
         response = self.request("POST", path, body, timeout=timeout)
         return self._read(response), response.getheader("X-Stoker-Truncated") != "true"

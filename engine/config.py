@@ -14,23 +14,23 @@ from .home import Home
 from .spec.cron import normalise
 from .spec.reading.units import duration, size
 
-Amount = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  #: of seconds or days; not NaN either
+Amount = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  #: seconds, days or money; not NaN either
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 _MEMORY = r"^\d+(\.\d+)? *([kKMGT]i?)?B$"
 
 
 class PolicyDefault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The policy of pools for which none has been set by 'stoker policy set'."""
+    """The policy of pools for which 'stoker policy set' has set none."""
 
     name: str = "priority"
-    interval: Annotated[float, msgspec.Meta(ge=0.05, le=3600)] = 5.0  #: seconds between ticks; events wake it at once
+    interval: Annotated[float, msgspec.Meta(ge=0.05, le=3600)] = 5.0  #: seconds between ticks; events cause a tick at once
 
 
 class Guards(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What no policy can override (docs/concepts.md, preemption)."""
+    """Limits that no policy can override (docs/concepts.md, preemption)."""
 
     min_run_time: Amount = 30.0  #: seconds a job runs before it may be preempted
-    max_preemptions: Annotated[int, msgspec.Meta(ge=0)] | None = 10  #: of one job; None: no limit
+    max_preemptions: Annotated[int, msgspec.Meta(ge=0)] | None = 10  #: for each job; None: no limit
     cooldown: Amount = 60.0  #: seconds in which a preempted job may not displace the job it made way for
 
 
@@ -46,19 +46,19 @@ class RetentionDays(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Runners(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How often runners are heard, and what the daemon concludes from their silence."""
+    """How often runners report, and the consequences of their silence."""
 
-    silent_after: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = SILENT_AFTER  #: seconds without a word after which it is suspect
+    silent_after: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = SILENT_AFTER  #: a runner silent for so many seconds is suspect
     telemetry_interval: Annotated[float, msgspec.Meta(ge=0.1, le=3600)] = 5.0  #: seconds between samples of each GPU
     checkpoints: str = ""  #: directory that all runners share, for the checkpoints of all jobs; empty: each keeps them in its home
     checkpoints_of_pools: dict[str, str] = {}  #: the same by pool
-    fetch_at_most: Annotated[str, msgspec.Meta(pattern=_MEMORY)] = "1GiB"  #: of a checkpoint that goes to another host; 0B: none does
+    fetch_at_most: Annotated[str, msgspec.Meta(pattern=_MEMORY)] = "1GiB"  #: largest checkpoint sent to another host; 0B: none is sent
 
     def shared(self, pool: str) -> str:
-        """The directory that runners of a pool share, empty: none."""
+        """The directory that the runners of a pool share, empty: none."""
         return self.checkpoints_of_pools.get(pool, self.checkpoints)
 
-    #: a runner that has not heard the daemon for so long stops its jobs, and then they are begun elsewhere; empty: they go on
+    #: a runner that has not heard from the daemon for so long stops its jobs, and these then begin elsewhere; empty: they go on
     fence_after: str = ""
 
     @property
@@ -74,34 +74,32 @@ class Warm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Warm starts (docs/warm.md)."""
 
     mode: Literal["auto", "off"] = "auto"  #: auto: runners start jobs by fork, unless one was started with --warm off
-    memory: Annotated[float, msgspec.Meta(gt=0, le=1)] = (
-        0.25  #: share of a host's main memory that the servers may take from which is forked
-    )
+    memory: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.25  #: share of a host's main memory that fork servers may take
 
 
 class Backbones(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Models that jobs start from (docs/backbones.md)."""
 
-    download: bool = False  #: whether jobs fetch a model of Hugging Face's that the cache of their host lacks
+    download: bool = False  #: whether jobs download a model from Hugging Face that their host's cache lacks
 
 
 class Turns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Jobs that are switched (docs/sharing.md)."""
+    """Jobs that take turns (docs/sharing.md)."""
 
-    turn: Literal["kernel", "cooperative"] = "kernel"  #: who decides on CPU slots: the kernel by priority, or the jobs, as on GPUs
-    #: share of a host's main memory that the batches of a group may take whose jobs share their input
+    turn: Literal["kernel", "cooperative"] = "kernel"  #: turns on CPU slots are given by the kernel by priority, or by the jobs as on GPUs
+    #: share of a host's main memory for the batches of a group of jobs that share their input
     input_memory: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.1
 
 
 class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the view `costs` asks for GPU-time and storage, in any currency. A change holds from the next start of the daemon on."""
+    """Prices of GPU-time and storage in the view `costs`, in any currency. A change holds from the next start of the daemon on."""
 
-    gpu_hour: Amount = 1.0  #: an hour of a GPU or slot; 1: costs are GPU-hours
-    gpus: dict[str, Amount] = {}  #: the same by product of the GPU, as `gpus_now.name` has it
-    storage_gib_hour: Amount = 0.0  #: a GiB of files that a job keeps, for an hour
+    gpu_hour: Amount = 1.0  #: for an hour of a GPU or slot; 1: costs are GPU-hours
+    gpus: dict[str, Amount] = {}  #: the same by product name of the GPU, as in `gpus_now.name`
+    storage_gib_hour: Amount = 0.0  #: for a GiB of a job's files, for an hour
 
     def listed(self) -> dict[tuple[str, str], float]:
-        """As the table `prices` has them."""
+        """The rows of the table `prices`."""
         named = {("gpu", name): price for name, price in self.gpus.items()}
         return {("gpu", ""): self.gpu_hour, ("storage", ""): self.storage_gib_hour} | named
 
@@ -119,21 +117,21 @@ HOOK_EVENTS = ("completed", "failed", "cancelled", "deadline-at-risk", "disk-low
 
 
 class Backup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Backups that the daemon makes by itself; the newest seven are kept."""
+    """Backups that the daemon makes on a schedule; the newest seven are kept."""
 
     cron: str = "30 3 * * *"  #: UTC; empty: none
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    memory: Annotated[str, msgspec.Meta(pattern=_MEMORY)] = "2GiB"  #: that DuckDB may use
-    query_seconds: Positive = 30.0  #: of one ad-hoc statement
+    memory: Annotated[str, msgspec.Meta(pattern=_MEMORY)] = "2GiB"  #: limit of DuckDB
+    query_seconds: Positive = 30.0  #: longest time of one ad-hoc statement
     query_rows: Annotated[int, msgspec.Meta(ge=1)] = 10_000
-    query_memory: Annotated[int, msgspec.Meta(ge=64, le=1 << 20)] = 1024  #: MiB that one ad-hoc statement may take
+    query_memory: Annotated[int, msgspec.Meta(ge=64, le=1 << 20)] = 1024  #: MiB, limit of one ad-hoc statement
     queries: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4  #: ad-hoc statements that run at a time; users take turns
 
 
 class Access(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What tokens may do beyond their role."""
+    """Rights of tokens beyond their role."""
 
     team: bool = False  #: tokens of role submit act on everybody's jobs, schedules and traces, and submit in anybody's name
 
@@ -154,7 +152,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load(home: Home) -> Config:
-    """The configuration of a home; UsageError names the file, the key, and the nearest known one."""
+    """The configuration of a home; UsageError names the file, the key, and the nearest known key."""
     try:
         text = home.config.read_bytes()
     except FileNotFoundError:
@@ -168,7 +166,7 @@ def load(home: Home) -> Config:
 
 
 def _check(home: Home, config: Config) -> None:
-    """What types cannot say."""
+    """Checks beyond those of the types."""
     try:
         registry.create(config.policy.name, {})
     except (ValueError, KeyError) as error:
@@ -198,5 +196,5 @@ def _check(home: Home, config: Config) -> None:
 
 
 def _words(message: str) -> str:
-    """msgspec's message with the nearest known key."""
+    """The message of msgspec with the nearest known key added."""
     return with_meant(message.replace(f"`str` matching regex {_MEMORY!r}", "a size such as 2GiB"), Config)

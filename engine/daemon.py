@@ -43,10 +43,10 @@ from .store.store import known
 from .streams import steady_stderr
 
 QUEUE = 512  #: connections to a listener that wait until they are accepted
-AT_ONCE = 16  #: that are accepted before others have their turn
-#: seconds after which a thread that computes lets another one in; by Python's own 5 ms each query of a tick may wait that long afterwards
+AT_ONCE = 16  #: connections that a listener accepts before other work has its turn
+#: seconds after which a computing thread gives way to another; with Python's default, 5 ms, each query of a tick may wait that long
 SWITCH_INTERVAL = 0.0005
-FINISH_WITHIN = 2  #: seconds, once the daemon was told to stop, for requests that are being answered
+FINISH_WITHIN = 2  #: seconds for requests that are being answered when the daemon is told to stop
 log = logging.getLogger(__name__)
 
 
@@ -82,10 +82,10 @@ async def serve(services: Services, tcp: tuple[str, int] | None, ui: int | None 
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its own signal handlers: one process may run several listeners. None of them is served for long alone."""
+    """uvicorn without its own signal handlers: one process may run several listeners, and none may keep the others waiting for long."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)  # with asyncio, as many connections are accepted at once as may wait
+        await super().startup(sockets)  # by default asyncio accepts as many connections at once as may wait
         for sock in sockets or []:
             sock.listen(QUEUE)
 
@@ -95,7 +95,7 @@ class _Server(uvicorn.Server):
 
 
 def _server(app: object, connections: Connections | None, sealed: ssl.SSLContext | None = None) -> _Server:
-    """A listener; ``connections`` guard one that strangers can reach, ``sealed``: by TLS."""
+    """A listener; ``connections`` guards one that strangers can reach, ``sealed``: it speaks TLS."""
     http: Any = "auto"
     if connections is not None:
         http = partial(Connection, connections) if sealed is None else partial(Sealed, connections, sealed)
@@ -115,7 +115,7 @@ def _server(app: object, connections: Connections | None, sealed: ssl.SSLContext
 
 
 def unix_socket(path: Path) -> socket.socket:
-    """A listening socket that only its owner can open. One left by a daemon that was killed is replaced; a live one is not."""
+    """A listening socket that only its owner can open. It replaces one left by a killed daemon, but not a live one."""
     if len(os.fsencode(path)) > 100:
         raise UsageError(f"{path}: too long for a Unix socket (100 bytes); choose a shorter home with --home or STOKER_HOME")
     probe = socket.socket(socket.AF_UNIX)
@@ -144,24 +144,24 @@ def tcp_socket(host: str, port: int) -> socket.socket:
 
 
 class Lock:
-    """The home's lock, which holds "PID serves" until its daemon has ended as it was told to."""
+    """The home's lock, whose file holds "PID serves" until its daemon has ended properly."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
         file.seek(0)
         pid, _, serves = file.read().partition(" ")
-        self.killed = pid if serves else ""  #: the daemon before this one if that did not end so; an older program leaves its pid alone
+        self.killed = pid if serves else ""  #: pid of the former daemon if it did not end properly; an older version wrote only its pid
         self.note(str(os.getpid()))
 
     def note(self, pid: str) -> None:
-        with contextlib.suppress(OSError):  # on a full disk too the lock itself holds
+        with contextlib.suppress(OSError):  # the lock holds even if a full disk refuses the note
             os.ftruncate(self._file.fileno(), 0)
             os.write(self._file.fileno(), f"{pid} serves".encode() if pid else b"")
 
 
 @contextlib.contextmanager
 def only_one(home: Home) -> Iterator[Lock]:
-    """Hold the home's lock; the kernel releases it whatever happens to this process."""
+    """Hold the home's lock; the kernel releases it however this process ends."""
     with open(home.path / "daemon.lock", "a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -173,7 +173,7 @@ def only_one(home: Home) -> Iterator[Lock]:
 
 
 def make_types_ready() -> None:
-    """Let msgspec (0.22) look at all messages before there are threads: where two are the first to read a type, it crashes the process."""
+    """Let msgspec (0.22) read all message types before threads start: if two threads are the first to read a type, the process crashes."""
     kinds = msgspec.Struct.__subclasses__()
     for kind in kinds:  # which grows
         msgspec.json.Decoder(kind)
@@ -196,10 +196,13 @@ def run(
         try:
             services = Services(home, load_config(home), accept_loss=accept_loss, killed=lock.killed)
         except BaseException:
-            lock.note(lock.killed)  # the next one that starts has it to tell
+            lock.note(lock.killed)  # left for the next daemon to record
             raise
         try:
             asyncio.run(serve(services, tcp, ui, sealed))
+        except StokerError:  # its address was refused: it has ended, and was not killed
+            lock.note("")
+            raise
         finally:
             services.close()
         if services.exit_code == 0:
@@ -211,7 +214,7 @@ def run(
 
 
 def _threads_left() -> list[str]:
-    """Threads that Python would wait for, for ever, when they hang. What has nothing to do any more ends in a moment."""
+    """Threads that hang, for which Python would wait for ever. Idle threads end in a moment."""
     end = time.monotonic() + 0.2
     while True:
         left = [t.name for t in threading.enumerate() if t is not threading.main_thread() and not t.daemon]
@@ -249,7 +252,7 @@ def main() -> int:
     logging.basicConfig(
         level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
     )
-    logging.getLogger("apscheduler").setLevel(logging.ERROR)  # a skipped run is a warning of its; engine/tasks.py judges those
+    logging.getLogger("apscheduler").setLevel(logging.ERROR)  # it warns of each skipped run; engine/tasks.py reports those
     try:
         home = Home(options.home.expanduser().absolute()) if options.home else Home.default()
         sealed = _sealed(options.tcp, options.tls_cert, options.tls_key)

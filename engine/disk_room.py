@@ -1,4 +1,4 @@
-"""Room on the disk of the home, and what takes it. The same threshold holds for the status, the event and its hook, and `stoker doctor`."""
+"""Free room on the home's disk, and the largest directories. The status, the event and its hook, and `stoker doctor` use one threshold."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any, Literal, NamedTuple
 
 from . import format as fmt
 
-LEAST_FREE_BYTES = 10 << 30  #: bytes free, below which it runs low; of a small disk a twentieth of all
+LEAST_FREE_BYTES = 10 << 30  #: with fewer bytes free the disk runs low; on a small disk with less than a twentieth
 SMALL_DISK_PART = 20
-BLOCK_BYTES = 256 * 1024  #: bytes of a block of the database, which its next checkpoint takes at least: with less free commits are refused
-MOST_SECONDS = 5.0  #: for which the home is measured; what was not looked at by then is left out
+BLOCK_BYTES = 256 * 1024  #: a block of the database, the least that its next checkpoint takes: with less free, commits are refused
+MOST_SECONDS = 5.0  #: longest time to measure the home; the rest is left out
 
 State = Literal["enough", "low", "full"]
 
 
 class Room(NamedTuple):
-    free: int  #: bytes, for this user
+    free: int  #: bytes that this user may write
     total: int
 
     @property
@@ -36,15 +36,15 @@ class Room(NamedTuple):
 
 
 def room(home: Path) -> Room:
-    """On the disk on which a home lies."""
+    """The room on the disk of a home."""
     usage = shutil.disk_usage(home)
     return Room(usage.free, usage.total)
 
 
 class Taker(NamedTuple):
-    """What takes room under a home: the directory of a job, another one, or the database."""
+    """A user of room under a home: the directory of a job, another directory, or the database."""
 
-    path: str  #: below the home
+    path: str  #: relative to the home
     bytes: int  #: on the disk
 
     @property
@@ -54,9 +54,9 @@ class Taker(NamedTuple):
 
 
 def largest(home: Path, most: int = 3, seconds: float = MOST_SECONDS) -> list[Taker]:
-    """What takes the most room under a home, measured now, the directories of jobs one by one."""
+    """The largest directories and files under a home, measured now; each job's directory counts alone."""
     takes: Counter[str] = Counter()
-    seen: set[tuple[int, int]] = set()  # files with several names count once
+    seen: set[tuple[int, int]] = set()  # a file with several names counts once
     end = time.monotonic() + seconds
     for entry in _entries(home):
         if entry.is_dir(follow_symlinks=False):
@@ -68,14 +68,14 @@ def largest(home: Path, most: int = 3, seconds: float = MOST_SECONDS) -> list[Ta
 
 
 def takes(folder: Path, seconds: float = MOST_SECONDS) -> int:
-    """Bytes on the disk of all that is below a directory, as far as it was looked at in time; 0 where there is none."""
+    """Bytes on the disk of all files below a directory, as far as they were measured in time; 0 where it does not exist."""
     seen: set[tuple[int, int]] = set()
     end = time.monotonic() + seconds
     return sum(_size(entry, seen, end) for entry in _entries(folder))
 
 
 def _size(entry: os.DirEntry[str], seen: set[tuple[int, int]], end: float) -> int:
-    """Bytes that it takes with all below it."""
+    """Bytes of an entry with all below it."""
     total, left = 0, [entry]
     while left and time.monotonic() < end:
         one = left.pop()
@@ -97,7 +97,7 @@ def _entries(folder: str | Path) -> Iterator[os.DirEntry[str]]:
 
 
 def told(takers: Sequence[Mapping[str, Any]]) -> str:
-    """What takes room, as the API tells it, in words."""
+    """The largest directories, as the API lists them, in words."""
     parts = [
         f"{row['path'] if row['job'] is None else ' '.join(filter(None, ('job', str(row['job']), row['name'])))} {fmt.size(row['bytes'])}"
         for row in takers

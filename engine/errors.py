@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar
 
-MOST_TOLD = 20  #: errors of one request that are told
+MOST_TOLD = 20  #: errors of one request that are shown
 
 
 class StokerError(Exception):
@@ -18,7 +18,7 @@ class StokerError(Exception):
 
     @property
     def lines(self) -> list[str]:
-        """What is said, a line an error."""
+        """The lines to print, one for each error."""
         return [str(self)]
 
 
@@ -27,11 +27,11 @@ class UsageError(StokerError):
 
     code, exit_code, http_status = "bad-request", 2, 400
 
-    line = 0  #: of a file, where it is in one
+    line = 0  #: in the file, where there is one
 
 
 class Several(UsageError):
-    """More than one thing is wrong with a request: all are told at once, those that are the same once."""
+    """Several errors of one request, shown together; repeated ones once."""
 
     def __init__(self, errors: Sequence[UsageError]) -> None:
         self.errors = list({str(error): error for error in errors}.values())
@@ -44,7 +44,7 @@ class Several(UsageError):
 
 
 class Gathered:
-    """Errors of a request, kept while the rest of it is looked at."""
+    """Errors of a request, collected while the rest of it is checked."""
 
     def __init__(self) -> None:
         self._errors: list[UsageError] = []
@@ -57,14 +57,14 @@ class Gathered:
 
     @contextmanager
     def part(self) -> Iterator[None]:
-        """A part of the request, whose error does not keep the others from being looked at."""
+        """Check a part of the request; the other parts are checked in spite of its error."""
         try:
             yield
         except UsageError as error:
             self.add(error)
 
     def sort(self) -> None:
-        """In the order of the file that they are in."""
+        """Sort the errors by their lines in the file."""
         self._errors.sort(key=lambda error: error.line)
 
     def tell(self) -> None:
@@ -97,11 +97,11 @@ class Unreachable(StokerError):
 
     code, exit_code, http_status = "unreachable", 6, 503
 
-    sent = True  #: whether the request may have been acted upon: False where nobody listened
+    sent = True  #: whether the request may have been carried out: False where nothing listened
 
 
 class Untrusted(Unreachable):
-    """Who answers is not known to be the daemon, or speaks otherwise: TLS where it is not asked for, none where it is."""
+    """The answering process is not known to be the daemon, or it speaks TLS and the client does not, or the reverse."""
 
     exit_code, sent = 4, False
 
@@ -123,7 +123,7 @@ class NoRoom(StoreError):
 
 
 class Stale(StokerError):
-    """The fencing number or session is not the current one: stop, what you report is not taken."""
+    """The fencing number or session is outdated: the sender must stop, and its report is not taken."""
 
     code, exit_code, http_status = "stale", 9, 409
 

@@ -1,4 +1,4 @@
-"""Fields of messages that do not exist, and those that were meant."""
+"""Suggestions for misspelt fields of messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UNKNOWN = re.compile(r"unknown field `(.*?)`", re.DOTALL)
 
 
 def with_meant(message: str, kind: Any) -> str:
-    """msgspec's word on a message of this kind; of a field that does not exist, with the nearest one that does."""
+    """An error message of msgspec for this type; of an unknown field, with the nearest known one."""
     unknown = _UNKNOWN.search(message)
     return message if unknown is None else message + nearest(unknown[1][:100], _names(kind))
 

@@ -13,7 +13,7 @@ from .spec.reading.units import EARLIEST, LATEST
 MISSING = "–"
 _STEPS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m"), (60, "m", 1, "s"))
 _PARTS = " ▏▎▍▌▋▊▉"
-_LARGEST = 1e15  #: nobody reads more digits than these
+_LARGEST = 1e15  #: longer numbers are not readable
 
 
 def duration(seconds: float | None) -> str:
@@ -48,25 +48,25 @@ def relative(ts: float | None, now: float) -> str:
 
 
 def expected(ts: float | None, now: float) -> str:
-    """An estimate of something to come: ``in 3m``, or ``soon`` when it should have come already."""
+    """The estimated time of a future event: ``in 3m``, or ``soon`` when it should have happened already."""
     return "soon" if ts is not None and ts < now + 1 else relative(ts, now)
 
 
 def silence(nodes: Sequence[str], since: float, reported: float | None, now: float) -> str:
-    """Of a job on hosts that are not heard: ``b silent for 2m, progress as of 3m ago``."""
+    """For a job on silent hosts: ``b silent for 2m, progress as of 3m ago``."""
     told = "" if reported is None else f", progress as of {relative(reported, now)}"
     return f"{', '.join(nodes)} silent for {coarse(now - since)}{told}"
 
 
 def expectation(row: Mapping[str, Any]) -> str:
-    """When a job gets to the metric that it stops at: ``to reach accuracy 0.9 at step ~1 200 (900 to 1 800), 85 % likely within …``."""
+    """When a job reaches the metric at which it stops: ``to reach accuracy 0.9 at step ~1 200 (900 to 1 800), 85 % likely within …``."""
     step, low, high, most = (f"{row[name]:,}".replace(",", " ") for name in ("iterations", "low", "high", "maximum"))
     likely = f"{row['probability'] * 100:.0f} % likely within the maximum of {most}"
     return f"to reach {row['metric']} {row['target']:g} at step ~{step} ({low} to {high}), {likely}"
 
 
 def serving(row: Mapping[str, Any]) -> str:
-    """Since when a job serves, how many it has answered, and what its newest minute was like: of the query ``api/serving``."""
+    """Since when a job serves, how many requests it has answered, and its newest minute: from the query ``api/serving``."""
     if not row["answers"]:
         return "loads its model, and answers nobody yet"
     words = f"serves since {clock(row['since'])}, {counted(row['answered'], 'request')} answered"
@@ -79,7 +79,7 @@ def serving(row: Mapping[str, Any]) -> str:
 
 
 def shared_input(row: Mapping[str, Any]) -> str:
-    """With whom a job shares its input, and what came of it: of the query ``api/shared_input``."""
+    """The jobs with which a job shares its input, and the savings: from the query ``api/shared_input``."""
     beside = f"with {counted(len(row['beside']), 'job')} here ({', '.join(map(str, row['beside'][:8]))})" if row["beside"] else "alone now"
     words = f"{row['input']}, {beside}"
     if row["made"] is None:
@@ -90,7 +90,7 @@ def shared_input(row: Mapping[str, Any]) -> str:
 
 
 def replicas(row: Mapping[str, Any]) -> str:
-    """Who of a group of replicas trains, how far it is and what was lost: of the query ``api/replicas``."""
+    """How many of a group of replicas train, its progress and losses: from the query ``api/replicas``."""
     words = f"{row['training']} of {row['least']} to {row['most']} train"
     silent = row["silent"]
     if waiting := row["leases"] - row["training"] - len(silent):
@@ -104,7 +104,7 @@ def replicas(row: Mapping[str, Any]) -> str:
 
 
 def local(ts: float) -> datetime:
-    """Local time; of a moment beyond all dates, which an older daemon may have stored, the nearest date."""
+    """Local time; for a time outside the range of dates, which an older daemon may have stored, the nearest date."""
     return datetime.fromtimestamp(min(max(ts, EARLIEST), LATEST)).astimezone()
 
 
@@ -114,7 +114,7 @@ def clock(ts: float | None) -> str:
 
 
 def moment(ts: float | None, now: float) -> str:
-    """Local time with its distance from now."""
+    """Local time, and how far it is from now."""
     return MISSING if ts is None else f"{clock(ts)} ({relative(ts, now)})"
 
 
@@ -130,7 +130,7 @@ def size(count: float | None) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """A measured value with so many significant digits at least: ``0.01234``, ``2462``, ``18,520``."""
+    """A measured value with at least so many significant digits: ``0.01234``, ``2462``, ``18,520``."""
     if value is None:
         return MISSING
     return f"{value:,.0f}" if 10**digits <= abs(value) < _LARGEST else f"{value:.{digits}g}"
@@ -154,22 +154,22 @@ def bar(share: float | None, width: int) -> str:
     return ("█" * full + (_PARTS[part] if part else "")).ljust(width)
 
 
-#: what moves a cursor, colours, or turns the direction of writing: C0 and C1 without tabs and line ends, DEL, bidirectional controls
+#: characters that move a cursor, colour, or reverse the writing: C0 and C1 without tabs and line ends, DEL, bidirectional controls
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def harmless(text: str) -> str:
-    """Text of several lines without what would steer the terminal that shows it."""
+    """Text of several lines without characters that would control the terminal."""
     return _STEERING.sub("�", text)
 
 
 def harmless_json(text: str) -> str:
-    """The same for JSON, in which an escape says it all."""
+    """The same for JSON: these characters are escaped, so nothing is lost."""
     return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def clean(text: str) -> str:
-    """Without colour codes and control characters: a job's name or message must not steer the terminal that shows it."""
+    """Text without colour codes and control characters: a job's name or message must not control the terminal."""
     return "".join(char if char.isprintable() else "�" for char in colourless(text).replace("\n", " ").replace("\t", " "))
 
 

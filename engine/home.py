@@ -10,7 +10,17 @@ from pathlib import Path
 from .errors import UsageError
 
 ENV_HOME = "STOKER_HOME"
-ENV_IMPORTING = "STOKER_IMPORTING"  #: number of the job whose worker imports what it is to run: nothing is submitted meanwhile
+ENV_IMPORTING = "STOKER_IMPORTING"  #: number of the job whose worker is importing its script: nothing may be submitted meanwhile
+
+
+class _Place:
+    """The path of this name in a home."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, home: Home, _: object) -> Path:
+        return home.path / self._name
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +28,17 @@ class Home:
     """``$STOKER_HOME``, by default ``$XDG_STATE_HOME/stoker`` or ``~/.local/state/stoker``."""
 
     path: Path
+
+    database = _Place("stoker.duckdb")
+    socket = _Place("stoker.sock")
+    config = _Place("config.toml")
+    logs = _Place("logs")
+    backups = _Place("backups")
+    tls = _Place("tls")  #: the authority that this home trusts over TLS (ca.pem), and its daemon's certificate
+    archive = _Place("archive")  #: Parquet files of exported events and metrics
+    scratch = _Place("scratch")  #: where the database makes files that are sent on, such as Parquet answers
+    snapshots = _Place("snapshots")  #: copied trees of `submit --snapshot`
+    prompts = _Place("prompts")  #: files of prompt banks, and of the work on them that is under way
 
     def __post_init__(self) -> None:
         if "\n" in str(self.path) or "\r" in str(self.path):
@@ -41,57 +62,16 @@ class Home:
             raise UsageError(f"{self.path}: cannot be written (not yours, or read-only); choose another home with --home or {ENV_HOME}")
         return self
 
-    @property
-    def database(self) -> Path:
-        return self.path / "stoker.duckdb"
-
-    @property
-    def socket(self) -> Path:
-        return self.path / "stoker.sock"
-
-    @property
-    def tls(self) -> Path:
-        """Whom this home trusts over TLS (ca.pem), and the certificate of its daemon."""
-        return self.path / "tls"
-
-    @property
-    def config(self) -> Path:
-        return self.path / "config.toml"
-
-    @property
-    def backups(self) -> Path:
-        return self.path / "backups"
-
-    @property
-    def archive(self) -> Path:
-        """Parquet files of exported events and metrics."""
-        return self.path / "archive"
-
-    @property
-    def scratch(self) -> Path:
-        """Where the database makes files that are sent on, such as Parquet answers."""
-        return self.path / "scratch"
-
-    @property
-    def snapshots(self) -> Path:
-        """Copied trees of `submit --snapshot`."""
-        return self.path / "snapshots"
-
     def bank(self, llm: str, revision: str, tokenizer: str) -> Path:
         """File of a prompt bank that the daemon writes and workers read."""
         return self.prompts / f"{llm}@{revision}" / tokenizer / "bank.npz"
 
-    @property
-    def prompts(self) -> Path:
-        """Files of prompt banks, and of the work on them that is under way."""
-        return self.path / "prompts"
-
     def runner_lock(self, node: str) -> Path:
-        """What the agent of a runner holds as long as it lives; its pid stands there."""
+        """The lock file that the agent of a runner holds as long as it lives; it contains the agent's pid."""
         return self.path / "runners" / f"{node}.lock"
 
     def is_locked_by(self, node: str, pid: int) -> bool:
-        """Whether the agent that held a runner's lock last is this one: then the runner's home is this, on whichever host."""
+        """Whether the agent with this pid held the runner's lock last: then this is the runner's home, on whichever host."""
         try:
             return self.runner_lock(node).read_text().strip() == str(pid)
         except (OSError, ValueError):
@@ -104,7 +84,3 @@ class Home:
         ]
         matches = [match for match in found if match]
         return max((int(m[1]) for m in matches), default=0), max((int(m[2]) for m in matches if m[2]), default=0)
-
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"

@@ -1,4 +1,4 @@
-"""Hook commands: run on events, never in the way of anything; what fails is recorded."""
+"""Hook commands: run on events, and nothing waits for them; failures are recorded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .jobs.notes import Note, note
 from .jobs.states import FINAL
 from .store.store import Committed, Store
 
-RECORD_WITHIN = 0.3  #: seconds to put on record that a hook was killed
+RECORD_WITHIN = 0.3  #: seconds to record that a hook was killed
 _KINDS = {
     "job.deadline-at-risk": "deadline-at-risk", "policy.error": "policy-error", "task.error": "task-error", "task.stuck": "task-error",
     "disk.low": "disk-low", "disk.full": "disk-low",
@@ -25,7 +25,7 @@ _KINDS = {
 
 
 def event_name(event: Mapping[str, Any]) -> str | None:
-    """The name under which hooks know an event, None: none of theirs."""
+    """The name of an event for hooks, None: hooks are not run on it."""
     if event["kind"] == "job.state" and event["after"] in FINAL:
         return str(event["after"])
     if event["kind"] == "node.state" and event["after"] == "suspect":
@@ -49,7 +49,7 @@ class Hooks:
                     self._pool.submit(self._run, hook, name, event)
 
     def close(self, until: float | None = None) -> None:
-        """Begin no more; what has not ended ``until`` (monotonic time) is killed, on record. None: wait for all."""
+        """Start no more hooks; those that run at ``until`` (monotonic time) are killed, which is recorded. None: wait for all."""
         self._pool.shutdown(wait=until is None, cancel_futures=True)
         if until is None:
             return
@@ -83,7 +83,7 @@ class Hooks:
             del self._begun[child]
 
     def _failure(self, child: subprocess.Popen[bytes], content: bytes, timeout: float) -> str | None:
-        """What went wrong with a hook, once it has ended."""
+        """Wait for a hook to end; why it failed, None: it did not."""
         try:
             _, said = child.communicate(content, timeout=timeout)
         except subprocess.TimeoutExpired:
@@ -96,6 +96,6 @@ class Hooks:
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
-    """With all that it has started."""
+    """Kill a hook with all processes that it has started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)

@@ -17,7 +17,7 @@ _PF_KTHREAD = 0x00200000  #: of linux/sched.h
 
 
 class Process(NamedTuple):
-    """Who a process is, for ever."""
+    """The identity of a process, unique for ever."""
 
     pid: int
     started: float  #: seconds since boot
@@ -33,7 +33,7 @@ class Stat(NamedTuple):
     threads: int
     cpu: float  #: seconds of CPU, its own and its reaped children's
     memory: int  #: resident bytes
-    kernel: bool  #: a thread of the kernel's
+    kernel: bool  #: a kernel thread
 
     @property
     def process(self) -> Process:
@@ -41,10 +41,10 @@ class Stat(NamedTuple):
 
     @property
     def dead(self) -> bool:
-        """Nothing of it runs any more.
+        """Whether no thread of the process runs any more.
 
-        A zombie that still counts threads is not dead: its main thread has ended while another is stuck, typically in
-        the GPU driver, and what it holds is held.
+        A zombie that still has threads is not dead: its main thread has ended while another is stuck, typically in
+        the GPU driver, and keeps its memory and GPUs.
         """
         return self.state in "ZX" and self.threads <= 1
 
@@ -55,14 +55,14 @@ def boot_id() -> str:
 
 
 def boot_clock() -> float:
-    """Seconds since boot, as `Process.started` has them: nobody sets this clock, and it goes on while the machine sleeps."""
+    """Seconds since boot, as in `Process.started`: this clock cannot be set, and it goes on while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def ahead_of_boot() -> float:
-    """The time of day (s since the epoch) less `boot_clock`: another figure only once somebody has set the time of day.
+    """The time of day (s since the epoch) minus `boot_clock`: it changes only when the time of day is set.
 
-    Both are read at one moment, also where this process is stopped between the two.
+    Both are read at one moment, even if this process is stopped between the two readings.
     """
     while True:
         before, now, after = boot_clock(), time.time(), boot_clock()
@@ -74,12 +74,12 @@ _AHEAD = ahead_of_boot()
 
 
 def steady_time(at: float | None = None) -> float:
-    """The time of day as this process saw it first, and on by the boot clock (s since the epoch), now or ``at`` a reading of that."""
+    """The time of day when this process first read it, advanced by the boot clock to now or to ``at``, a reading of that clock."""
     return _AHEAD + (boot_clock() if at is None else at)
 
 
 def stat(pid: int) -> Stat | None:
-    """Reading of a process, None when there is none with this pid."""
+    """The state of a process, None when there is none with this pid."""
     try:
         content = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:

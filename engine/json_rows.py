@@ -1,4 +1,4 @@
-"""Rows of a query as JSON objects: times as seconds since the epoch, JSON columns as what they hold."""
+"""Rows of a query as JSON objects: times as seconds since the epoch, JSON columns decoded."""
 
 from __future__ import annotations
 
@@ -21,12 +21,17 @@ def objects(store: Store, name: str, *parameters: Any) -> list[dict[str, Any]]:
     return [{name: plain(value, kind) for (name, kind), value in zip(columns, row, strict=True)} for row in rows]
 
 
+def first(store: Store, name: str, *parameters: Any) -> dict[str, Any] | None:
+    """The first row; None: there is none."""
+    return next(iter(objects(store, name, *parameters)), None)
+
+
 def plain(value: Any, kind: str = "") -> Any:
-    """A value as JSON can hold it."""
+    """A value that JSON can hold."""
     if value is None or isinstance(value, int):
         return value
     if isinstance(value, str):
-        if kind == "TIMESTAMP":  # DuckDB's word for a moment beyond Python's dates
+        if kind == "TIMESTAMP":  # DuckDB returns text for a time outside Python's range of dates
             return EARLIEST if "BC" in value else LATEST
         return json.loads(value) if kind == "JSON" else value
     if isinstance(value, datetime.datetime):

@@ -1,4 +1,4 @@
-"""Reading a growing log: its last lines, and on from a place, both over its rotations. Read by the daemon, and by runners for it."""
+"""Reading a growing log: its last lines, and on from a place, both across rotations. Used by the daemon, and by runners for it."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-TAIL = 64 * 1024  #: bytes given when neither a place nor a number of lines is asked for
+TAIL = 64 * 1024  #: bytes returned when neither a place nor a number of lines is given
 CHUNK = 1024 * 1024  #: bytes of one answer at most
 _BLOCK = 64 * 1024
 _LARGEST_TIMES = 8 << 20
-LATEST_MOMENT = 1e11  #: a moment (s since 1970) beyond those of any log
+LATEST_MOMENT = 1e11  #: a time (s since 1970) later than that of any log
 _COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\^_]")  # ECMA-48: CSI, OSC, two-byte codes
 _LOST = "\n[stoker: output was lost here: the log was rotated faster than it was read]\n"
 
 
 class Place(NamedTuple):
-    """Where the next read begins: which file (its inode; it keeps that when it is rotated away), and where in it."""
+    """Where the next read begins: the file (its inode, which it keeps when it is rotated away), and the offset in it."""
 
     file: str
     offset: int
 
 
 class Piece(NamedTuple):
-    """Some of a log, the place behind it, and whether there was more already."""
+    """A part of a log, the place behind it, and whether more followed already."""
 
     text: str
     place: Place
@@ -40,7 +40,7 @@ _NOWHERE = Place("", 0)
 
 
 class WriteTimes(NamedTuple):
-    """When what stands in a file was written: offsets, and the time from each of them on."""
+    """When each part of a file was written: offsets, and the time from each of them on."""
 
     offsets: list[int]
     moments: list[float]
@@ -51,7 +51,7 @@ class WriteTimes(NamedTuple):
 
 
 def read_times(path: Path) -> WriteTimes:
-    """The times beside a log; none where nobody has kept them."""
+    """The times kept beside a log; none where there are none."""
     found = WriteTimes([], [])
     file = _open(path.with_name(f"{path.name}.times"))
     if file is None:
@@ -67,8 +67,8 @@ def read_times(path: Path) -> WriteTimes:
 
 
 def since(path: Path, moment: float) -> Place | None:
-    """Where the output begins that was written at ``moment`` or later, in the log or its former file; None: its times are not known."""
-    end, known = _NOWHERE, True  # nothing was written yet
+    """Where the output written at ``moment`` or later begins, in the log or its former file; None: its times are not known."""
+    end, known = _NOWHERE, True  # nothing has been written yet
     for log in (_former(path), path):
         times = read_times(log)
         file = _open(log)
@@ -83,7 +83,7 @@ def since(path: Path, moment: float) -> Place | None:
 
 
 def read_timed(path: Path, at: Place | None, lines: int | None = None) -> tuple[Piece, list[float | None]]:
-    """The same as `read_log`, and when each line of the text was written; None where that is not known."""
+    """`read_log`, and when each line of the text was written; None where that is not known."""
     begin = at if at is not None else _tail_place(path, lines)
     piece = _read_on(path, begin)
     file = _open(path)
@@ -100,15 +100,15 @@ def read_timed(path: Path, at: Place | None, lines: int | None = None) -> tuple[
 
 
 def colourless(text: str) -> str:
-    """Without the codes by which a terminal is coloured, titled or steered."""
+    """The text without the codes that colour, title or control a terminal."""
     return _COLOURS.sub("", text)
 
 
 def read_log(path: Path, at: Place | None, lines: int | None = None) -> Piece:
-    """Text from ``at`` on; from None the last ``lines``, or else the last 64 KiB, from a line's start where there is one.
+    """Text from ``at`` on; with None the last ``lines``, or else the last 64 KiB, from the start of a line where there is one.
 
-    A log that was rotated since is read on in its former file, ``path.1``, and then from the start of the new one; from its very
-    beginning it is read in the former file first.
+    After a rotation the log is read on in its former file, ``path.1``, and then from the start of the new one; reading from the very
+    beginning starts with the former file.
     """
     return _read_tail(path, lines) if at is None else _read_on(path, at)
 
@@ -127,14 +127,14 @@ def _read_on(path: Path, at: Place) -> Piece:
     if not at.file or piece.place.file in ("", at.file):
         return piece
     piece = _read(former, at)
-    if piece.place.file != at.file:  # rotated away as well
+    if piece.place.file != at.file:  # that file was rotated away too
         piece = _read(former, _NOWHERE)
         return piece._replace(text=_LOST + piece.text, more=True)
     return piece._replace(more=True) if piece.text else _read(path, _NOWHERE)
 
 
 def _open(path: Path) -> BinaryIO | None:
-    """The file for reading. A job owns its directory: what is no plain file (a link elsewhere, a pipe that would block) is not read."""
+    """Open the file for reading. As a job owns its directory, only a plain file is read: no link elsewhere, no pipe that would block."""
     try:
         file = open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")  # noqa: SIM115 - closed by the caller
     except OSError:
@@ -154,7 +154,7 @@ def _size(file: BinaryIO) -> int:
 
 
 def _read(path: Path, at: Place) -> Piece:
-    """Of one file; nothing, but its name, where ``at`` means another one."""
+    """Read one file; no text, only its inode, where ``at`` is in another file."""
     file = _open(path)
     if file is None:
         return Piece("", at)
@@ -168,7 +168,7 @@ def _read(path: Path, at: Place) -> Piece:
 
 
 def _read_tail(path: Path, lines: int | None) -> Piece:
-    """The last ``lines``, or else the last 64 KiB. Of lines that were written over, as progress bars are, what was written last."""
+    """The last ``lines``, or else the last 64 KiB. Of overwritten lines, such as progress bars, only the last text."""
     with ExitStack() as stack:
         files = _from_tail(stack, path, lines)
         if not files:
@@ -193,8 +193,8 @@ def _tail_place(path: Path, lines: int | None) -> Place:
 
 
 def _from_tail(stack: ExitStack, path: Path, lines: int | None) -> list[BinaryIO]:
-    """The files from where the last ``lines``, or else the last 64 KiB begin: the first one stands there, the others at their begin."""
-    # In this order a rotation in between shows the same file twice, and not a gap.
+    """The files that hold the last ``lines``, or else the last 64 KiB: the first one positioned there, the others at their start."""
+    # In this order a rotation in between opens the same file twice, rather than leaving a gap.
     current, former = _open(path), _open(_former(path))
     for file in filter(None, (current, former)):
         stack.enter_context(file)
@@ -211,7 +211,7 @@ def _from_tail(stack: ExitStack, path: Path, lines: int | None) -> list[BinaryIO
 
 
 def _last_bytes(files: Sequence[BinaryIO], count: int) -> tuple[int, int]:
-    """File and offset of the last ``count`` bytes, from the next start of a line, or of a character where one line is all."""
+    """File and offset of the last ``count`` bytes, from the next start of a line, or of a character if all is one line."""
     for index in range(len(files) - 1, -1, -1):
         if (size := _size(files[index])) >= count:
             break
@@ -221,7 +221,7 @@ def _last_bytes(files: Sequence[BinaryIO], count: int) -> tuple[int, int]:
     start = size - count
     if start == 0:
         return index, 0
-    files[index].seek(start - 1)  # with the byte before: a line may begin right here
+    files[index].seek(start - 1)  # from the byte before: a line may begin exactly here
     rest = files[index].read(count + 1)
     end = rest.find(b"\n")
     if 0 <= end < len(rest) - 1:
@@ -233,7 +233,7 @@ def _last_bytes(files: Sequence[BinaryIO], count: int) -> tuple[int, int]:
 
 
 def _last_lines(files: Sequence[BinaryIO], lines: int) -> tuple[int, int]:
-    """File and offset where the last ``lines`` lines begin, found a block at a time from the end."""
+    """File and offset where the last ``lines`` lines begin, searched a block at a time from the end."""
     if lines <= 0:
         return len(files) - 1, _size(files[-1])
     ended = False  # whether the end of the last line, perhaps a newline, has been passed
@@ -255,7 +255,7 @@ def _last_lines(files: Sequence[BinaryIO], lines: int) -> tuple[int, int]:
 
 
 def _cut(data: bytes) -> int:
-    """Bytes at the end that begin a UTF-8 character that is not all there yet."""
+    """How many bytes at the end belong to an unfinished UTF-8 character."""
     for back in range(1, min(3, len(data)) + 1):
         byte = data[-back]
         if byte & 0xC0 == 0xC0:

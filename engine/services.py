@@ -1,4 +1,4 @@
-"""The parts of the daemon's process: the store, what is kept in memory of it, the periodic tasks; and how it ends in time."""
+"""The parts of the daemon's process: the store, its copies in memory, the periodic tasks; and how the process ends in time."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ from .store.store import Committed, Store
 from .tasks import Tasks
 
 FAILED_EXIT = 70  #: EX_SOFTWARE
-ENDS_WITHIN = 4.2  #: seconds from being told to stop to the end of the process, whatever runs
-FOR_HOOKS, FOR_STORE = 0.5, 1.0  #: of them, kept for what ends after the tasks, and for the database, which ends last
-LEASE_CLOCK = 1.0  #: seconds between looks at leases that expire
+ENDS_WITHIN = 4.2  #: seconds from the order to stop to the end of the process, whatever still runs
+FOR_HOOKS, FOR_STORE = 0.5, 1.0  #: of these, kept for the hooks, which end after the tasks, and for the database, which ends last
+LEASE_CLOCK = 1.0  #: seconds between checks for expired leases
 log = logging.getLogger(__name__)
 
 
 class Services:
-    """Everything that lives in the daemon's process, but for the listeners: these end by what stands in ``at_end``."""
+    """Everything in the daemon's process except the listeners: the functions in ``at_end`` end those."""
 
     def __init__(self, home: Home, config: Config, *, accept_loss: bool = False, killed: str = "") -> None:
         self.home = home
@@ -89,7 +89,7 @@ class Services:
             reserve=self.reserve,
         )
         self._begin_to_count(killed)
-        # A restored backup, or a new database, must not give a job the number, and so the checkpoints, of another one.
+        # With a restored backup or a new database a job must not get the number, and so the checkpoints, of another one.
         for table, used in zip(("jobs", "leases"), home.used_numbers(), strict=True):
             self.store.skip_numbers(table, used)
         if self.store.lost:
@@ -124,14 +124,14 @@ class Services:
         self.page = PageListener(self.store, self.pools)
         self.large_bodies = asyncio.Semaphore(MOST_LARGE)
         self.ending: asyncio.Task[None] | None = None  #: waits until the runners have left
-        self.ends_at: float | None = None  #: monotonic time by which this process ends, once it was told to
+        self.ends_at: float | None = None  #: monotonic time by which this process ends, once it was told to stop
         self._last_resort: threading.Thread | None = None
         self._ended = threading.Event()
         self.exit_code = 0
         self._looked = self.clock()
-        self._reading: ClockSet | None = None  #: that is being taken
-        self.hanging: list[str] = []  #: what would not end, once closed
-        self.at_end: list[Callable[[], None]] = []  #: what ends the listeners
+        self._reading: ClockSet | None = None  #: the clock reading that is being stored
+        self.hanging: list[str] = []  #: parts that did not end when closed
+        self.at_end: list[Callable[[], None]] = []  #: functions that end the listeners
 
     def start(self) -> None:
         """Listen to commits and start the periodic tasks."""
@@ -160,7 +160,7 @@ class Services:
         self.tuning.start()
 
     def _look_at_clock(self) -> None:
-        """What time brings: leases that expire, attempts out of time, jobs whose back-off is over."""
+        """Handle leases that expire, attempts whose time is up, and jobs whose back-off is over."""
         if self.unstored:
             with contextlib.suppress(NoRoom):
                 self.unstored.look()
@@ -171,23 +171,23 @@ class Services:
         for (pool,) in self.store.rows("policy/backoffs_over", before, now):
             self.tasks.wake(f"policy {pool}")
         self._looked = now
-        if self.board.stale:  # a refresh failed: what it would have said is still owed
+        if self.board.stale:  # a refresh failed: its wake-ups are still to be made
             self.board.refresh()
 
     @property
     def started_at(self) -> float:
-        """By the clock as it is now (s since the epoch)."""
+        """When the daemon started, by the clock as it is set now (s since the epoch)."""
         return self.clock() - (boot_clock() - self._began)
 
     def _store_configuration(self) -> None:
-        """What the tables are to know of it."""
+        """Store the parts of the configuration that queries read."""
         self.store.write(keep_prices, self.config.prices.listed(), urgent=True)
         self.store.write(fetch_at_most, self.config.runners.fetched_bytes, urgent=True)
 
     def _begin_to_count(self, killed: str) -> None:
-        """Take a reading of the clock, before anything looks at the tables: it may have been set while no daemon ran.
+        """Take a reading of the clock before anything reads the tables: it may have been set while no daemon ran.
 
-        ``killed``: pid of the daemon before, if that was not told to end.
+        ``killed``: pid of the former daemon, if it did not end properly.
         """
         reading = self.store.rows("store/clock_reading")
         ((_, last, _),) = self.store.rows("store/counted")
@@ -200,14 +200,14 @@ class Services:
             self.store.write(note, Note("daemon.back", "daemon", why))
 
     def _look_at_jump(self) -> None:
-        """Where somebody has set the clock, take a new reading. Until it is durable, nothing goes by the new time."""
+        """If the clock was set, take a new reading. Until that is durable, nothing uses the new time."""
         if by := self.clock.jump():
             self._reading = ClockSet(boot_id(), self.clock.ahead + by, by, self.clock() + by, _was_set(by))
             self.store.write(set_clock, self._reading)
             log.warning(_was_set(by), extra={"action": "clock.set"})
 
     def _clock_set(self) -> None:
-        """After the commit of a new reading, on the writer's thread: what is kept in memory moves as the tables have."""
+        """Called after the commit of a new reading, on the writer's thread: times in memory move as those in the tables did."""
         assert self._reading is not None
         self.clock.ahead = self._reading.ahead
         self._looked += self._reading.by
@@ -222,7 +222,7 @@ class Services:
         self.bundles.clean({digest for (digest,) in self.store.rows("api/named_bundles")})
 
     def _committed(self, commit: Committed) -> None:
-        """After each commit, on the writer's thread: bring what is kept in memory up to date."""
+        """Called after each commit, on the writer's thread: bring the copies in memory up to date."""
         if "fatal" in commit.topics:
             self.exit_code = FAILED_EXIT
             self.stop_serving()
@@ -241,7 +241,7 @@ class Services:
             self.tasks.wake("recurring")
 
     def shared_place(self, hello: Hello) -> SharedPlace | None:
-        """Where a runner that registers is to keep checkpoints, as the configuration has it."""
+        """Where the configuration lets a runner that registers keep checkpoints."""
         path = self.config.runners.shared(hello.pool)
         if not path:
             return None
@@ -252,18 +252,18 @@ class Services:
         self._tell(kind, f"{task}: {words}", {"task": task})
 
     def _tell(self, kind: str, words: str, detail: dict[str, Any] | None = None, *, urgent: bool = False) -> None:
-        """Put an event of the daemon's own on record."""
+        """Record an event of the daemon itself."""
         with contextlib.suppress(StokerError):
             self.store.submit(note, Note(kind, "daemon", words, detail or {}), urgent=urgent)
 
     def dismiss(self, *, workers: bool, actor: str) -> list[str]:
-        """Tell all runners to leave, with ``workers`` after they have stopped their jobs; those that were told."""
+        """Tell all runners to leave, with ``workers`` after they have stopped their jobs; returns those that were told."""
         nodes = [str(row[0]) for row in self.store.rows("api/live_nodes")]
         self.drain(nodes, actor, "stoker is going down", leaving=True, stops=StopAll("drain", actor) if workers else None)
         return nodes
 
     def drain(self, nodes: Sequence[str], actor: str, why: str, *, leaving: bool, stops: StopAll | None) -> None:
-        """Drain runners, and if they are ``leaving`` let them go; what ``stops`` is stopped, where no room is left to store it, too."""
+        """Drain runners, and if ``leaving`` let them go; the jobs in ``stops`` stop even where the disk has no room to store that."""
         try:
             for node in nodes:
                 self.fleet.change(node, "draining", actor, why, leaving=leaving)
@@ -296,11 +296,11 @@ class Services:
 
     @property
     def stopping(self) -> bool:
-        """Whether all that waits for something to answer with answers now."""
+        """Whether requests that wait for news must be answered now."""
         return self.ends_at is not None
 
     def stop_serving(self) -> None:
-        """End: `ENDS_WITHIN` from now, whatever runs."""
+        """End `ENDS_WITHIN` seconds from now, whatever still runs."""
         if self.ends_at is None:
             self.ends_at = time.monotonic() + ENDS_WITHIN
             self._last_resort = threading.Thread(target=self._end_in_time, args=[self.ends_at], name="last resort", daemon=True)
@@ -314,19 +314,19 @@ class Services:
             leave_behind(["the end itself"], self.exit_code)
 
     def end_quietly(self) -> None:
-        """Nothing hangs: the last resort is not needed. A thread that is left would keep DuckDB's objects, which it complains of."""
+        """Stop the thread of the last resort, as nothing hangs. Left alone it would keep DuckDB's objects, and DuckDB complains of that."""
         self._ended.set()
         if self._last_resort is not None:
             self._last_resort.join()
 
     def close(self) -> None:
-        """Stop the tasks, write what is folded, checkpoint: as far as there is time."""
+        """Stop the tasks, write the counters, checkpoint: as far as time allows."""
         ends_at = self.ends_at or time.monotonic() + ENDS_WITHIN
         self.pools.close()
         self.hanging = self.tasks.stop(ends_at - FOR_HOOKS - FOR_STORE)
         self.desk.close()
         self.hooks.close(ends_at - FOR_STORE)
-        with contextlib.suppress(StokerError):  # counters only; the disk may be full
+        with contextlib.suppress(StokerError):  # only counters; the disk may be full
             self.scheduling.flush()
         if not self.store.close(ends_at):
             self.hanging.append("the database")
@@ -338,7 +338,7 @@ def _was_set(by: float) -> str:
 
 
 def leave_behind(what: list[str], code: int) -> NoReturn:
-    """Exit at once, whatever runs. All that was acknowledged is durable."""
+    """Exit at once, whatever still runs. Everything acknowledged is durable."""
     log.error("left hanging: %s", ", ".join(what), extra={"action": "daemon.hanging"})
     logging.shutdown()
     os._exit(code)

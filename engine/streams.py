@@ -1,4 +1,4 @@
-"""Output that cannot end a process: what is said to a full disk, or to a terminal that has gone, is lost, and the work goes on."""
+"""Output that cannot end a process: lines to a full disk, or to a closed terminal, are lost, and the work goes on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class _Unfailing(io.FileIO):
-    """A descriptor whose writes always succeed, as far as the writer can tell."""
+    """A file whose writes never raise."""
 
     def write(self, data: Any) -> int:
         with contextlib.suppress(OSError):
@@ -19,14 +19,14 @@ class _Unfailing(io.FileIO):
 
 
 def steady_stderr() -> None:
-    """From now on no line on stderr raises, and none that was lost changes the exit code.
+    """From now on no line on stderr raises, and a lost line does not change the exit code.
 
-    As Python makes it, a line that cannot be written ends the process that writes it; and one that was logged is tried once more at the
-    end, when its failure turns the exit code into 120.
+    By Python's default, a line that cannot be written ends the process; and a logged line is tried again at the end, where its failure
+    turns the exit code into 120.
     """
     try:
         os.fstat(2)
-    except OSError:  # closed by whoever started us: else the next file that is opened would get what we say
+    except OSError:  # it was closed before this process began: the next file opened would receive these lines
         opened = os.open(os.devnull, os.O_WRONLY)
         if opened != 2:
             os.dup2(opened, 2)

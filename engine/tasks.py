@@ -1,10 +1,10 @@
-"""Periodic tasks on APScheduler, watched: what raises is recorded and runs again, what hangs is seen.
+"""Periodic tasks on APScheduler: a task that raises is recorded and runs again, a task that hangs is noticed.
 
-APScheduler skips a task whose last run has not ended, for ever and with a log line only (its issues #423, #474);
-so its events are listened to and handed on, and `Tasks.stuck` tells what has been running too long.
+APScheduler skips a task whose last run has not ended, for ever and with only a log line (its issues #423, #474);
+so this module handles its events, and `Tasks.stuck` lists tasks that have been running too long.
 
-It counts by the time of day, and would stand for as long as that is set back. So before each of its looks, which are a second apart at
-most, `Tasks.align` compares the time of day with the boot clock, and moves what is due by as much as it was set.
+APScheduler goes by the time of day, and would stand still for as long as that is set back. So before each of its looks, which are a
+second apart at most, `Tasks.align` compares the time of day with the boot clock, and moves due times by as much as it was set.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-STUCK_AFTER = 60.0  #: seconds of one run after which a task counts as hanging
-LONGEST_SLEEP = 1.0  #: seconds between two looks of the scheduler, at most: what it sees then of a clock that was set, it has not foreseen
-FARTHEST_AHEAD = 1e8  #: seconds ahead, which is further than anything is waited for
-DUE_TIMES_COMPARED = 5  #: due times of a schedule that tell how close together they are
+STUCK_AFTER = 60.0  #: a task whose run takes so many seconds counts as hanging
+LONGEST_SLEEP = 1.0  #: seconds at most between two looks of the scheduler, which so notices soon that the clock was set
+FARTHEST_AHEAD = 1e8  #: seconds ahead, later than any due time
+DUE_TIMES_COMPARED = 5  #: due times of a schedule from which its shortest interval is found
 
 
 @dataclass(slots=True)
 class TaskState:
-    """How a task is doing; ``last_run`` is s since the epoch, what began is on a clock that nobody sets, durations are s."""
+    """The state of a task; ``last_run`` is s since the epoch, starts are on the monotonic clock, durations are s."""
 
     name: str
     interval: float | None
@@ -47,11 +47,11 @@ class TaskState:
     errors: int = 0
     last_error: str | None = None
     failing: bool = False  #: its last run raised
-    told_stuck: bool = False  #: that this run hangs is on record
-    requested: bool = False  #: a wake-up is on its way
-    appointed: bool = False  #: it asked to run at a moment
-    dirty: bool = False  #: something came while it ran: it runs once more
-    trigger: BaseTrigger | None = None  #: of a schedule
+    told_stuck: bool = False  #: it is recorded that this run hangs
+    requested: bool = False  #: a wake-up is pending
+    appointed: bool = False  #: it is to run at a certain time
+    dirty: bool = False  #: it was woken while it ran, so it runs once more
+    trigger: BaseTrigger | None = None  #: set for a schedule
     fired: float | None = None  #: when a schedule last ran, by the boot clock
 
     @property
@@ -60,7 +60,7 @@ class TaskState:
 
 
 class Tasks:
-    """The daemon's periodic tasks. ``on_event(kind, task, words)`` hears of errors and hangs; ``clock`` is that of the daemon."""
+    """The daemon's periodic tasks. ``on_event(kind, task, words)`` is called on errors and hangs; ``clock`` is that of the daemon."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Tasks:
         from apscheduler.schedulers.background import BackgroundScheduler
 
         class Aligned(BackgroundScheduler):  # type: ignore[misc]
-            """One that nobody surprises by setting the clock."""
+            """A scheduler that notices when the clock is set."""
 
             def _process_jobs(_) -> float:  # noqa: N805 - `self` is that of the tasks
                 self.align()
@@ -101,13 +101,13 @@ class Tasks:
             with self._lock:
                 refused = state.requested or state.appointed
                 state.requested = state.appointed = False
-            if refused:  # a wake-up or an appointment came while the run before was not over, or the scheduler still counted it
+            if refused:  # a wake-up or an appointment came before the former run was over, or before the scheduler knew that
                 self.wake(state.name)
 
         self._scheduler.add_listener(heard, EVENT_JOB_MAX_INSTANCES | EVENT_JOB_MISSED)
 
     def _tell_stuck(self, state: TaskState) -> None:
-        """Put on record, once for each run, that a task hangs."""
+        """Record, once for each run, that a task hangs."""
         with self._lock:
             since = state.running_since
             if since is None or not state.stuck or state.told_stuck:
@@ -125,8 +125,8 @@ class Tasks:
         self.every("watchdog", STUCK_AFTER / 4, self.look)
 
     def stop(self, until: float | None = None) -> list[str]:
-        """Let running tasks end, start no more; answers with those that have not ended ``until`` (monotonic time), which are left."""
-        if self._scheduler.running:  # not when the daemon could not start
+        """Let running tasks end, and start no more; returns those that have not ended by ``until`` (monotonic time), which are left."""
+        if self._scheduler.running:  # it is not if the daemon could not start
             self._scheduler.shutdown(wait=False)
         end = time.monotonic() + 5.0 if until is None else until
         while (running := [s.name for s in self.states() if s.running_since is not None]) and time.monotonic() < end:
@@ -134,7 +134,7 @@ class Tasks:
         return running
 
     def every(self, name: str, interval: float, work: Callable[[], object], *, soon: bool = False) -> None:
-        """Run ``work`` every ``interval`` seconds; a task of that name is replaced from its next run on."""
+        """Run ``work`` every ``interval`` seconds; a task of the same name is replaced from its next run on."""
         with self._lock:
             state = self._states.setdefault(name, TaskState(name, interval))
             state.interval = interval
@@ -144,7 +144,7 @@ class Tasks:
         )
 
     def cron(self, name: str, expression: str, work: Callable[[], object], last: float | None = None) -> None:
-        """Run ``work`` at the times of a cron expression (five fields, UTC); ``last``: when it last ran (s since the epoch)."""
+        """Run ``work`` at the times of a cron expression (five fields, UTC); ``last``: time of its last run (s since the epoch)."""
         from apscheduler.triggers.cron import CronTrigger
 
         with self._lock:
@@ -155,12 +155,12 @@ class Tasks:
         self._scheduler.add_job(self._run, state.trigger, args=[state, work], id=name, next_run_time=due, replace_existing=True)
 
     def _now(self) -> datetime.datetime:
-        """The time of day, by which the scheduler goes: whatever was due by another one has been moved."""
+        """The time of day, which the scheduler uses; due times have been moved when it was set."""
         self.align()
         return datetime.datetime.now(datetime.UTC)
 
     def align(self) -> None:
-        """Move what is due by as much as the time of day was set since the last look; schedules go to their next due time."""
+        """Move due times by as much as the time of day was set since the last look; schedules go to their next due time."""
         with self._aligning:
             by = self._read() - self._ahead
             if abs(by) < CLOCK_JUMP_SECONDS:
@@ -187,7 +187,7 @@ class Tasks:
             self._scheduler.remove_job(name)
 
     def wake(self, name: str) -> None:
-        """Run the task now. Calls while it runs, or is about to, are folded into one more run."""
+        """Run the task now. Calls while it runs, or is about to, cause only one more run."""
         with self._lock:
             state = self._states.get(name)
             if state is None:
@@ -200,7 +200,7 @@ class Tasks:
             self._scheduler.modify_job(name, next_run_time=self._now())
 
     def wake_at(self, name: str, moment: float) -> None:
-        """Run the task at ``moment`` (by the daemon's clock) at the latest: earlier when its interval or a wake-up comes first."""
+        """Run the task at ``moment`` (by the daemon's clock), or earlier if its interval or a wake-up comes first."""
         wanted = self._now() + datetime.timedelta(seconds=min(max(moment - self._clock(), 0.0), FARTHEST_AHEAD))
         due = self.next_run(name)
         if due is not None and wanted.timestamp() < due:
@@ -232,7 +232,7 @@ class Tasks:
                     return
 
     def _failed(self, state: TaskState, error: Exception) -> None:
-        """Put on record, once for the same error in a row, that a task raised: some run many times a second."""
+        """Record that a task raised, once for the same error in a row: some tasks run many times a second."""
         words = " ".join(f"{type(error).__name__}: {error}".split())
         repeated = state.failing and words == state.last_error
         state.errors += 1
@@ -244,10 +244,10 @@ class Tasks:
 
 
 def _due(state: TaskState, now: datetime.datetime) -> datetime.datetime | None:
-    """When a schedule is due next, None: never.
+    """The next due time of a schedule, None: never.
 
-    A time that comes sooner after its last run than half of what lies between two runs is left out: it is that run once more, as the
-    clock was set back over it.
+    A due time sooner after the last run than half the schedule's interval is left out: it is the same run again, because the clock was
+    set back over it.
     """
     assert state.trigger is not None
     due: datetime.datetime | None = state.trigger.get_next_fire_time(None, now)

@@ -1,4 +1,4 @@
-"""Types of the columns, which of them are among some, and which rows are alike."""
+"""Types of the columns, and tests for membership and equal rows."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Strings = NDArray[np.object_]
 
-_FEW = 8  #: numbers that are looked for one by one
+_FEW = 8  #: numbers up to which each is compared by itself
 
 
 def among(ids: Ints, some: Collection[int]) -> Bools:
-    """Which of ``ids`` are among ``some``."""
+    """Whether each of ``ids`` is in ``some``."""
     if len(some) > _FEW:
         return np.isin(ids, list(some))
     found = np.zeros(len(ids), dtype=bool)
@@ -26,7 +26,7 @@ def among(ids: Ints, some: Collection[int]) -> Bools:
 
 
 def kinds_of(*columns: Ints | Floats) -> Ints:
-    """Equal numbers for rows that are alike in all columns; what is not known is alike."""
+    """Equal numbers for rows with equal values in all columns; unknown values are equal."""
     kinds = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
         codes = np.unique(np.nan_to_num(column, nan=-1.0), return_inverse=True)[1]

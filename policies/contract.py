@@ -1,8 +1,8 @@
 """The contract between the engine and every policy: a View in, a Plan out.
 
-A policy is a pure decision: it sees a frozen, columnar picture of one pool and answers with the state
-it wants. It has no database, no clock and no torch, so the daemon and the simulator call the very same
-code. All arrays of a table have one row a job (or GPU, or node); times are seconds since the epoch of
+A policy is a pure decision: it sees a frozen, columnar picture of one pool and returns the state that
+it wants. It has no database, no clock and no torch, so the daemon and the simulator call the same
+code. All arrays of a table have one row per job (or GPU, or node); times are seconds since the epoch of
 ``View.now``'s clock, durations are seconds, memory is bytes.
 """
 
@@ -25,15 +25,15 @@ __all__ = ["Bools", "Floats", "Ints", "Profile", "Strings", "Transfers", "tunabl
 
 
 class Phase:
-    """Where a schedulable job stands, as a policy sees it. Plain numbers: an Enum's members cost a decision's time to look up."""
+    """The state of a schedulable job for a policy. They are plain numbers: looking up an Enum's members would slow decisions."""
 
     PENDING = 0  #: waits for GPUs, holds none
     ACTIVE = 1  #: assigned, starting, running or profiling: holds the GPUs of its allocation
-    STOPPING = 2  #: told to stop, still holds its GPUs; nothing can be planned for it
+    STOPPING = 2  #: asked to stop, still holds its GPUs; no plan may name it
 
 
 class Demand(IntEnum):
-    """What the submitter wants of time (002 ch. 5.3)."""
+    """The submitter's kind of deadline (002 ch. 5.3)."""
 
     BEST_EFFORT = 0
     SOFT = 1
@@ -53,8 +53,8 @@ class Jobs:
     id: Ints
     submitted_at: Floats
     phase: Ints  #: Phase
-    gpus_min: Ints  #: a gang: fewer than this is never given
-    gpus_max: Ints  #: more than this is of no use
+    gpus_min: Ints  #: of its gang: it never gets fewer
+    gpus_max: Ints  #: more are of no use
     priority: Ints  #: larger is more urgent
     demand: Ints  #: Demand
     deadline: Floats  #: the last deadline, inf when there is none
@@ -71,40 +71,40 @@ class Jobs:
     tier_start: Ints  #: length n + 1
     tier_deadline: Floats
     tier_reward: Floats
-    protected: Bools | None = None  #: the engine will not preempt or move these now, so plan no eviction of them; None: nobody
-    protected_until: Floats | None = None  #: when ``protected`` ends, inf: not before the job does; None: not known
-    profile: Ints | None = None  #: row of ``View.profiles``, -1: nothing is known; None: of nobody
-    progress: Floats | None = None  #: share of the whole work that is done, 0 to 1, NaN when unknown; None: of nobody
-    lease_end: Floats | None = None  #: when the current lease ends, inf: it has no end, or there is none; None: nobody's has
-    profile_gpus: Ints | None = None  #: GPUs of the profiling run that it needs first, 0: its speed is known; None: everybody's is
-    remaining_most: Floats | None = None  #: as ``remaining``, of the most iterations that it may need, on the slowest GPUs; None: the same
-    uncertainty: Floats | None = None  #: standard deviation of the logarithm of ``remaining``, NaN when unknown; None: of nobody
-    overhead: Floats | None = None  #: seconds that a suspension costs with its resumption, NaN when unknown; None: of nobody
-    kind: Strings | None = None  #: train, finetune, prompt or infer, as its submitter says; None: of nobody
-    backbone: Strings | None = None  #: the pre-trained model that it starts from, '': none, or not said; None: of nobody
-    share: Strings | None = None  #: the kind of group that it may be in, or `EXCLUSIVE`; '': its submitter has not said; None: nobody has
-    #: What it asks of each of its GPUs, as `Placement` takes it: the bytes of ``gpu_memory``, or, of one that may start on some nodes only,
-    #: as only these can read its checkpoint, minus the number (from 1) of a `Need` of ``View.needs``; None: the bytes of all.
+    protected: Bools | None = None  #: the engine will not preempt or move these now, so plan no eviction of them; None: no job
+    protected_until: Floats | None = None  #: time at which ``protected`` ends, inf: with the job; None: not known
+    profile: Ints | None = None  #: row of ``View.profiles``, -1: unknown; None: unknown for all
+    progress: Floats | None = None  #: done share of the whole work, 0 to 1, NaN when unknown; None: unknown for all
+    lease_end: Floats | None = None  #: end of the current lease, inf: it has no end, or there is no lease; None: inf for all
+    profile_gpus: Ints | None = None  #: GPUs of the profiling run that it needs first, 0: its speed is known; None: 0 for all
+    remaining_most: Floats | None = None  #: like ``remaining``, for its most iterations, on the slowest GPUs; None: the same
+    uncertainty: Floats | None = None  #: standard deviation of the logarithm of ``remaining``, NaN when unknown; None: unknown for all
+    overhead: Floats | None = None  #: seconds of a suspension with its resumption, NaN when unknown; None: unknown for all
+    kind: Strings | None = None  #: train, finetune, prompt or infer, by its submitter; None: not given for any
+    backbone: Strings | None = None  #: the pre-trained model from which it starts, '': none, or not given; None: '' for all
+    share: Strings | None = None  #: the kind of group that it may be in, or `EXCLUSIVE`; '': not given by its submitter; None: '' for all
+    #: Its need on each of its GPUs, in the form of `Placement`: the bytes of ``gpu_memory`` or, if only some nodes can read its
+    #: checkpoint, so that it must start there, minus the number (from 1) of a `Need` of ``View.needs``; None: bytes for all.
     need: Floats | None = None
-    begins: Bools | None = None  #: whether it may begin with the weights of a job that has ended, as the policy says; None: everybody may
-    kept: Floats | None = None  #: bytes of ``gpu_memory`` that it keeps while others on its GPU have the turn; None: everybody keeps all
+    begins: Bools | None = None  #: whether the policy may let it begin with the weights of an ended job; None: true for all
+    kept: Floats | None = None  #: bytes of ``gpu_memory`` that it keeps while others on its GPU have the turn; None: all of it for all
 
     def __len__(self) -> int:
         return len(self.id)
 
     @property
     def held(self) -> Ints:
-        """How many GPUs each job holds."""
+        """Number of GPUs that each job holds."""
         counts: Ints = self.alloc_start[1:] - self.alloc_start[:-1]
         return counts
 
     @property
     def asks(self) -> Floats:
-        """What each job asks of each of its GPUs: ``need``, or where no node is closed to anybody ``gpu_memory``."""
+        """Each job's need on each of its GPUs: ``need``, or ``gpu_memory`` if all nodes are open to all."""
         return self.gpu_memory if self.need is None else self.need
 
     def beside_each_other(self, rows: Sequence[int]) -> float:
-        """Bytes that jobs take of a GPU on which they are together: what each keeps, and what one more needs that has the turn."""
+        """Bytes that jobs take together on one GPU: those that each keeps, and the most that the turn's holder needs in addition."""
         whole = self.gpu_memory[rows]
         kept = whole if self.kept is None else self.kept[rows]
         return float(kept.sum() + (whole - kept).max(initial=0.0))
@@ -125,11 +125,11 @@ class Gpus:
 
     id: Strings  #: UUID
     node: Ints  #: row of ``Nodes``
-    index: Ints  #: position within the node, what buddy cells are made of
-    usable: Bools  #: False: dirty, quarantined, or its node is draining or silent: nothing new may start on it
+    index: Ints  #: position within the node, for buddy cells
+    usable: Bools  #: False: dirty, quarantined, or its node is draining or silent: no job may start on it
     memory: Floats  #: total bytes, 0 when unknown
-    warm: Strings | None = None  #: the backbone in whose pool each GPU is counted, '': in none, it is cold; None: all are
-    warm_at: Floats | None = None  #: when that is loaded there, ahead of now: it is loading; None: no GPU is warm
+    warm: Strings | None = None  #: the backbone of each GPU's pool, '': none, it is cold; None: all are cold
+    warm_at: Floats | None = None  #: time at which that is loaded there; in the future: it is loading; None: no GPU is warm
 
     def __len__(self) -> int:
         return len(self.id)
@@ -140,7 +140,7 @@ class Nodes:
     """Hosts of the pool."""
 
     id: Strings
-    leaves: Floats | None = None  #: when each is handed back (s since the epoch), inf: it is not known to be; None: none is
+    leaves: Floats | None = None  #: time of each node's return (s since the epoch), inf: none known; None: inf for all
 
     def __len__(self) -> int:
         return len(self.id)
@@ -148,52 +148,52 @@ class Nodes:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What GPUs have to be for jobs that may start on some nodes only."""
+    """The GPUs for jobs that may start only on some nodes."""
 
     memory: float  #: bytes of each, 0: any
-    nodes: Bools  #: one a node: whether they may start there
+    nodes: Bools  #: whether they may start on each node
 
 
-#: What a policy keeps from one decision to the next: an object of JSON, None: nothing.
+#: A policy's state from one decision to the next: an object of JSON, None: none.
 Memory = Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What is known now of one pool."""
+    """The present state of one pool, as far as it is known."""
 
     now: float
     pool: str
     jobs: Jobs
     gpus: Gpus
     nodes: Nodes
-    profiles: Sequence[Profile] = ()  #: what is believed of models, see ``Jobs.profile``
+    profiles: Sequence[Profile] = ()  #: beliefs about models, see ``Jobs.profile``
     finished_service: Floats | None = None  #: GPU-seconds that finished jobs took, ascending; None: not known
-    free: Free | None = None  #: the usable GPUs that nobody holds, where the engine keeps count; None: to be counted
-    memory: Memory = None  #: that of the plan before, as JSON gives it back; None: there was none, or it was another policy's
-    #: Rows and columns of ``profiles``: how many times longer the first takes beside the second on its GPUs, NaN: not measured;
-    #: None: of no pair.
+    free: Free | None = None  #: the usable GPUs that no job holds, if the engine keeps count; None: to be counted
+    memory: Memory = None  #: that of the last plan, through JSON; None: there was none, or it was another policy's
+    #: By rows and columns of ``profiles``: the factor on the first's time beside the second on its GPUs, NaN: not measured;
+    #: None: NaN for all.
     slowdowns: Floats | None = None
-    transfers: Transfers | None = None  #: what jobs of some ``profiles`` gain from those of others; None: nothing is known
+    transfers: Transfers | None = None  #: gains of jobs of some ``profiles`` from others; None: none known
     needs: Sequence[Need] = ()  #: see ``Jobs.need``
-    #: All jobs (id) whose weights are there to begin with, and as far as is known may help one of ``jobs``, to rows of ``profiles``;
-    #: of a row the newest one comes last.
+    #: All jobs (id) whose weights exist, and may help one of ``jobs`` as far as is known, to rows of ``profiles``; for each row
+    #: the newest one comes last.
     left: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def ended(self) -> Mapping[int, int]:
-        """Rows of ``profiles`` to the newest job (id) of each that is ``left``."""
+        """Rows of ``profiles`` to the newest ``left`` job (id) of each."""
         return {row: job for job, row in self.left.items()}
 
     def suits(self, row: int) -> Bools:
-        """One a GPU: whether job ``row`` may have it, by its memory, as far as is known, and by its node."""
+        """Whether job ``row`` may have each GPU, by its memory, as far as is known, and by its node."""
         memory, nodes = asked(float(self.jobs.asks[row]), self.needs)
         large_enough: Bools = (self.gpus.memory <= 0) | (self.gpus.memory >= memory)
         return large_enough if nodes is None else large_enough & nodes[self.gpus.node]
 
 
 def asked(need: float, needs: Sequence[Need]) -> tuple[float, Bools | None]:
-    """What a value of ``Jobs.need`` means: bytes, and the nodes, None: all."""
+    """The meaning of a value of ``Jobs.need``: bytes, and the nodes, None: all."""
     if need >= 0:
         return need, None
     found = needs[-int(need) - 1]
@@ -204,30 +204,30 @@ def asked(need: float, needs: Sequence[Need]) -> tuple[float, Bools | None]:
 class Allocation:
     """The right of a job to a set of GPUs.
 
-    ``gpus`` are rows of ``View.gpus``; ``lease_end`` is the time at which the lease expires and the job
-    is suspended unless a later Plan renews it or nobody waits, None when it holds until the job ends or a Plan takes it.
+    ``gpus`` are rows of ``View.gpus``. At ``lease_end`` the lease expires and the job is suspended, unless a later Plan
+    renews it or no job waits; None: it holds until the job ends or a Plan takes it.
     """
 
     gpus: tuple[int, ...]
     lease_end: float | None = None
-    #: What the job is to train with from now on, where it lets the scheduler choose; None: its own. The daemon refuses it.
+    #: The batch size from now on, if the job lets the scheduler choose; None: its own. The daemon refuses it.
     batch_size: int | None = None
-    profile: bool = False  #: a run on ``Jobs.profile_gpus``, fewer than its gang, until its lease ends; what it trains is dropped
-    #: A job (id) with whose newest checkpoint one that has none begins: it has saved one, and trains the same model on the same backbone.
-    #: None: as its submitter, or an earlier plan, has said. A simulation takes the work that is left to be the same, but for what
-    #: ``View.transfers`` tells of the pair.
+    profile: bool = False  #: a run on ``Jobs.profile_gpus``, fewer than its gang, until its lease ends; its training is dropped
+    #: A job (id) with whose newest checkpoint this one begins if it has none itself: that job has saved one, and trains the same model on
+    #: the same backbone. None: by its submitter or an earlier plan. In a simulation the remaining work stays the same, unless
+    #: ``View.transfers`` has the pair.
     begin_from: int | None = None
-    #: A job (id) that waits, and that trains together with this one on its GPUs, a head each, until one of them is at its target; the other
-    #: goes on from there (002 ch. 3.2, spatial transfer). None: it trains alone. Live that is their first steps, where both say
-    #: ``merge: transfer`` and it was measured to be worth it, and until then the other one waits; else the daemon refuses it.
+    #: A waiting job (id) that trains together with this one on its GPUs, with a head each, until one of them is at its target; the
+    #: other continues from there (002 ch. 3.2, spatial transfer). None: it trains alone. Live these are their first steps, while the
+    #: other waits, if both have ``merge: transfer`` and a gain was measured; else the daemon refuses it.
     joint: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why jobs wait. ``code`` is a stable word for queries, ``text`` a sentence for a person.
+    """Why jobs wait. ``code`` is a stable word for queries, ``text`` a sentence for people.
 
-    Keep texts free of what moves at every tick (positions, times): each change of a text is a write.
+    Keep figures that change at every tick (positions, times) out of texts: each change of a text is a write.
     """
 
     code: str
@@ -236,7 +236,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Jobs (ids) that wait for one and the same reason, in the order in which the policy would serve them."""
+    """Jobs (ids) that wait for the same reason, in the policy's order of service."""
 
     reason: Reason
     jobs: Sequence[int] | Ints
@@ -244,21 +244,21 @@ class Waiting:
 
 INFER = "infer"  #: `Jobs.kind` of a job that answers requests
 EXCLUSIVE = "exclusive"  #: no group: a job has its GPUs alone
-# Kinds of groups, by what decides when each job computes.
-PACKED = "packed"  #: the device: each computes as if it had its GPUs alone
-SWITCHED = "switched"  #: whose turn it is, by priority (004 ch. 2)
+# Kinds of groups, by the rule for when each job computes.
+PACKED = "packed"  #: the device decides: each computes as if it had its GPUs alone
+SWITCHED = "switched"  #: turns by priority decide (004 ch. 2)
 KINDS = (PACKED, SWITCHED)
 _INFERENCE_FIRST = 1 << 32  #: beyond any priority
 
 
 def precedence(kind: Any, priority: Any) -> Any:
-    """Whose turn it is on a GPU that is switched, the largest first: inference before training, then by priority. Of a job, or columns."""
+    """The order of turns on a switched GPU, the largest first: inference before training, then by priority. For a job, or columns."""
     return priority if kind is None else priority + _INFERENCE_FIRST * (kind == INFER)
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Jobs that share their GPUs, in one way: a job is in groups of one kind."""
+    """Jobs that share their GPUs in one way: a job is in groups of one kind only."""
 
     kind: str
     jobs: tuple[int, ...]
@@ -266,30 +266,30 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What changes, and no more: so a decision costs what it changes, not what runs.
+    """The changes only, so that the cost of a decision depends on its changes, not on the running jobs.
 
-    ``allocations`` maps a job's id to what it is to have. A job that waits starts there; one that runs goes on there, with the lease that
-    is given, and moves if these are other GPUs. Who holds GPUs and is named neither there nor in ``preempt`` keeps them as they are, to the
-    end of its lease if that has one. Jobs in Phase.STOPPING are never named. `plan_of` makes the plan of a whole state.
+    ``allocations`` maps a job's id to its GPUs. A waiting job starts there; a running one continues there, with the given lease, and moves
+    if these are other GPUs. A job that holds GPUs and is named neither there nor in ``preempt`` keeps them, to the end of its lease if it
+    has one. Jobs in Phase.STOPPING are never named. `plan_of` makes the plan of a whole state.
     """
 
-    allocations: Mapping[int, Allocation]  #: in order of service: where two starts wait for one eviction, the first is served
+    allocations: Mapping[int, Allocation]  #: in order of service: if two starts wait for one eviction, the first is served
     waiting: Sequence[Waiting] = ()
     groups: Sequence[Group] = ()
     status: str = "ok"  #: solver status: ok, optimal, feasible, fallback, timeout
-    gap: float | None = None  #: relative optimality gap, where a solver certifies one
-    order: Sequence[int] | Ints = ()  #: all waiting jobs (ids) in the order of service; (): as they stand in ``waiting``
-    preempt: Collection[int] = ()  #: running jobs to be suspended as far as others are to have their GPUs
-    wake_at: float | None = None  #: when to ask again even if nothing happens; None: at the next event or round
-    rejected: Collection[int] = ()  #: waiting jobs whose deadline is given up; a person sees the reason in ``waiting``
-    memory: Memory = None  #: what the next view brings back. Name GPUs by their ids: rows change. What moves at every tick costs a write.
-    #: Backbone to the rows of the GPUs in whose pool they are counted from now on, in none but that; on them jobs of the backbone start
-    #: warm. Who is in no pool is cold. None: pools stay as they are.
+    gap: float | None = None  #: relative optimality gap, if a solver certifies one
+    order: Sequence[int] | Ints = ()  #: all waiting jobs (ids) in the order of service; (): the order of ``waiting``
+    preempt: Collection[int] = ()  #: running jobs to be suspended if others get their GPUs
+    wake_at: float | None = None  #: time of the next question even without events; None: at the next event or round
+    rejected: Collection[int] = ()  #: waiting jobs whose deadline is given up; people see the reason in ``waiting``
+    memory: Memory = None  #: comes back with the next view. Name GPUs by their ids, as rows change. A change at every tick costs a write.
+    #: Backbone to the rows of the GPUs in its pool from now on, each in one pool only; jobs of the backbone start warm there. A GPU in no
+    #: pool is cold. None: pools stay as they are.
     warm: Mapping[str, Collection[int]] | None = None
 
 
 def plan_of(view: View, allocations: Mapping[int, Allocation], **rest: Any) -> Plan:
-    """The plan of a whole state, for policies that think in such: who runs and is not in ``allocations`` is to be preempted.
+    """The plan of a whole state, for policies that compute one: running jobs that are not in ``allocations`` are preempted.
 
     ``rest``: the other fields of `Plan`.
     """
@@ -300,16 +300,16 @@ def plan_of(view: View, allocations: Mapping[int, Allocation], **rest: Any) -> P
 @runtime_checkable
 class Policy(Protocol):
     """A scheduling policy. One instance serves one pool. It may keep caches, which may vanish between calls
-    without changing a decision; what must last goes out in ``Plan.memory`` and comes back in ``View.memory``.
+    without changing a decision; lasting state goes out in ``Plan.memory`` and comes back in ``View.memory``.
 
-    What a policy does not declare is as in the comments:
+    Attributes that a policy may declare, with their defaults:
     ``interval``: seconds between rounds, for a policy that decides in rounds; None: at every event. One with a key ``round`` takes its
     length from there, and a simulation with ``--interval`` sets that key.
-    ``rigid``: True: the plan changes nothing while no job waits, so it need not be asked then; False.
+    ``rigid``: True: the plan changes nothing while no job waits, so it is not asked then; False.
     ``uses_history``: True: it reads ``View.finished_service``; False.
-    ``deadlines_first``: True: jobs with deadlines, but those that can be put off, are served before those without, who are told; False.
-    ``elastic``: True: it gives jobs any number of GPUs that they can use; False: a simulation gives those of which it is told what they ask
-    for just that, as a gang.
+    ``deadlines_first``: True: jobs with deadlines, unless they can be put off, are served before those without, and people see that; False.
+    ``elastic``: True: it gives jobs any number of GPUs that they can use; False: a simulation gives each job exactly the gang that it asks
+    for, if that is known.
     ``profiles``: True: it gives new jobs their profiling runs (``Jobs.profile_gpus``) itself; False: jobs start unmeasured.
     """
 

@@ -16,8 +16,8 @@ class Edf:
     """The job with the earliest deadline goes first and displaces running jobs with later ones (Liu and Layland, JACM 1973).
 
     On one machine this meets all deadlines whenever any schedule does. A job with several deadlines counts by the next
-    one. Jobs without a deadline come last, in the order of their submission, and so do jobs whose last deadline has passed:
-    an overloaded EDF that goes on serving those misses the deadlines of all others too. Jobs that fit may overtake one that does not.
+    one. Jobs without a deadline come last, in the order of their submission, and so do jobs whose last deadline has passed: if
+    an overloaded EDF still served those, it would miss the others' deadlines too. Jobs that fit may overtake one that does not.
     """
 
     @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Edf:
 
 
 def _next_missed(jobs: Jobs, plan: Plan, deadline: Floats) -> float:
-    """When a job that runs has missed its next deadline, and may have to give way to one that waits; inf: none will."""
+    """The next time at which a running job misses a deadline, and may have to give way to a waiting one; inf: never."""
     runs, waits = after(jobs, plan)
-    # That a job that waits misses its own makes it weaker, which helps none of the others: nothing that fits them is free.
+    # A waiting job that misses its own becomes weaker, which helps no other: no room that fits them is free.
     return float(deadline[runs].min(initial=math.inf)) + AT_ONCE if waits.any() else math.inf

@@ -10,9 +10,9 @@ from .queues.serving import Ranking, serve
 
 
 class Fifo:
-    """Jobs start in the order of their submission and run to the end; nothing is preempted.
+    """Jobs start in the order of their submission and run to the end; no job is preempted.
 
-    The first job that does not fit blocks those behind it, so that large gangs are never overtaken;
+    The first job that does not fit blocks the jobs behind it, so that large gangs are never overtaken;
     with ``backfill`` jobs behind it that fit may start.
     """
 

@@ -1,4 +1,4 @@
-"""Keys of a policy's configuration: what they mean, their ranges, and how plain values become them."""
+"""Keys of a policy's configuration: their meanings, their ranges, and their values from plain ones."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def tunable(
     needs: tuple[str, float] | None = None,
     above: str | None = None,
 ) -> Any:
-    """A field of a policy's Config with its meaning and range, from which search spaces are read.
+    """A field of a policy's Config with its meaning and range; search spaces use these.
 
-    The type is the annotation of the field: bool, int, float or str (with ``choices``). What only a search looks at (002 ch. 6.2.2):
+    The type is the annotation of the field: bool, int, float or str (with ``choices``). For searches only (002 ch. 6.2.2):
     ``log``: sizes matter by their ratio; ``needs``: the key is in use from that value of another key on; ``above``: a key whose value
-    is never larger than this one's, where both are in use.
+    is never larger than this one's, if both are in use.
     """
     told = {"doc": doc, "low": low, "high": high, "choices": tuple(choices), "log": log, "needs": needs, "above": above}
     return dataclasses.field(default=default, metadata=told)
@@ -35,13 +35,13 @@ SHORTEST_ROUND = 0.1  #: seconds
 
 
 def check_round(seconds: float) -> None:
-    """Rounds that follow each other at once would end no simulation."""
+    """Refuse rounds without a pause, with which no simulation would end."""
     if 0 < seconds < SHORTEST_ROUND:
         raise ValueError(f"round: {seconds} s is too short; give {SHORTEST_ROUND} s at least, or 0 to decide at every event")
 
 
 def make_config(config_type: type, values: Mapping[str, Any]) -> Any:
-    """Build and check a Config from plain values; ValueError names the key, what was wrong and the remedy."""
+    """Build and check a Config from plain values; ValueError names the key, the mistake and the remedy."""
     fields = {f.name: f for f in dataclasses.fields(config_type)}
     for key in values:
         if key not in fields:
@@ -56,7 +56,7 @@ def _truth(value: Any) -> bool:
 
 
 def _whole(value: Any) -> int:
-    """Also of ``10.0`` and ``"1e1"``, but of nothing that would lose its fraction."""
+    """A whole number, also from ``10.0`` and ``"1e1"``, but not from a value with a fraction."""
     number = _number(value)
     if not number.is_integer():
         raise ValueError

@@ -14,19 +14,19 @@ from .queues.serving import Ranking, serve
 
 
 class Las:
-    """The job that has had the least GPU-time goes first and displaces one that has had a quantum more.
+    """The job with the least GPU-time so far goes first and displaces one that has had a quantum more.
 
     Without a quantum two jobs of equal service would take turns at every moment; with it each runs for about two quanta of
-    GPU-time before it gives way. A quantum is to be many times what a suspension with its resumption takes of a gang's GPUs (22 s on
-    one, 33 s on each of 32: 002 ch. 5.3.2.3): one that these use up lets no job get anything done before it is displaced. A job
-    that does not fit is passed over. (Foreground-background; two-dimensional as in Gu et al., NSDI 2019, sec. 3, where Tiresias
-    discretises it into queues for the same end.)
+    GPU-time before it gives way. A quantum should be many times the GPU-time of a gang's suspension and resumption (22 s on one GPU,
+    33 s on each of 32: 002 ch. 5.3.2.3): with a quantum that these use up, no job makes progress before it is displaced. A job
+    that does not fit is passed over. (Foreground-background; two-dimensional as in Gu et al., NSDI 2019, sec. 3; Tiresias
+    discretises it into queues for the same purpose.)
     """
 
     @dataclass(frozen=True)
     class Config:
         quantum: float = tunable(
-            3600.0, "GPU-seconds more that a running job must have had to be displaced; many times what a stop costs", low=1.0, high=1e7
+            3600.0, "GPU-seconds more that a running job must have had to be displaced; many times the cost of a stop", low=1.0, high=1e7
         )
 
     name: ClassVar[str] = "las"
@@ -44,12 +44,12 @@ class Las:
 
     def _ranking(self, jobs: Jobs) -> Ranking:
         attained = jobs.attained
-        # So close to the quantum a running job has reached it, whatever the last digits of its service say.
+        # So close to the quantum a running job has reached it, whatever the rounding of its service.
         hold = np.maximum(self.config.quantum - AT_ONCE * service_rate(jobs), 0.0) - attained
         return Ranking(key=attained, claim=-attained, hold=hold, displaceable="jobs that had more GPU-time")
 
     def _next_turn(self, jobs: Jobs, plan: Plan) -> float:
-        """Seconds until a job that runs has had a quantum more than the first in line of any size; inf: none will."""
+        """Seconds until a running job has had a quantum more than the first in line of any size; inf: never."""
         runs, waits = after(jobs, plan)
         sizes, size = np.unique(jobs.gpus_min[waits], return_inverse=True)
         first = np.full(len(sizes), math.inf)

@@ -1,15 +1,15 @@
-"""The known name that is nearest to an unknown one."""
+"""The known name nearest to an unknown one."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
-_LEAST = 3  #: letters in the midst of a name; fewer stand in too many
+_LEAST = 3  #: letters to match within a name; fewer occur in too many
 
 
 def meant(word: str, known: Iterable[str]) -> str | None:
-    """The nearest of the known names, whatever the case: one that is spelt alike, else the shortest that begins with it or holds it."""
+    """The nearest known name, whatever the case: one of similar spelling, else the shortest that begins with it or contains it."""
     names = {name.lower(): name for name in known}
     wanted = word.lower()
     if near := difflib.get_close_matches(wanted, names, n=1):

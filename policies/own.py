@@ -1,7 +1,7 @@
-"""Policies of one's own: ``package.module:Class`` from the import path, loaded from source, and anew when asked.
+"""Users' policies: ``package.module:Class`` from the import path, loaded from source, and anew when asked.
 
-What belongs together is loaded together: the module, and what it imports as it is loaded from the same folder of the import path
-(of the same package, where packages are installed). A load that fails leaves every module as it was.
+The module is loaded together with the modules that it imports meanwhile from the same folder of the import path (of the same
+package, if packages are installed there). A failed load leaves every module as it was.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _BYTECODE = sys.pycache_prefix
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Loaded:
-    """A policy as it was loaded."""
+    """A loaded policy."""
 
     policy: type[Policy]
-    code: str = ""  #: digest of its source, "" of ours, whose version is Stoker's
-    modules: tuple[str, ...] = ()  #: what the source consists of
+    code: str = ""  #: digest of its source; "" for ours, whose version is Stoker's
+    modules: tuple[str, ...] = ()  #: of the source
 
 
 def load(name: str) -> Loaded:
-    """A policy from its source as it stands now; ValueError says why there is none."""
+    """A policy from its present source; ValueError says why there is none."""
     if not _NAME.fullmatch(name):
         raise ValueError(f"policy: {name!r} is not package.module:Class")
     module, _, attribute = name.partition(":")
@@ -44,7 +44,7 @@ def load(name: str) -> Loaded:
     place = _Place.of(module)
     before = place.loaded() if place else {}
     _forget(before)
-    sys.pycache_prefix = os.devnull  # bytecode, whoever wrote it, may be of another edit of the same second and size
+    sys.pycache_prefix = os.devnull  # bytecode may be of another edit of the same second and size
     try:
         policy = _policy(name, _import(module), attribute)
     except BaseException:
@@ -70,7 +70,7 @@ def _import(module: str) -> ModuleType:
         ours = (error.name or "").partition(".")[0] == _OURS  # it builds on a part of another version
         hint = "see docs/writing-a-policy.md" if ours else "put it on PYTHONPATH, for a pool on the daemon's"
         raise ValueError(f"policy: cannot import {module!r} ({error}); {hint}") from error
-    except (Exception, SystemExit) as error:  # it is anybody's code
+    except (Exception, SystemExit) as error:  # it may be any code
         raise ValueError(f"policy: {module!r} fails when it is imported: {words(error)}") from error
 
 
@@ -89,11 +89,11 @@ def _policy(name: str, module: ModuleType, attribute: str) -> type[Policy]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a policy and what belongs to it stand."""
+    """The place of a policy and its modules."""
 
     folder: Path  #: of the import path
-    top: str  #: the package it is, "": all of the folder
-    others: frozenset[str]  #: modules that were there before anything was loaded from it, which are others'
+    top: str  #: its package; "": all of the folder
+    others: frozenset[str]  #: modules loaded before it, which are not its own
 
     @classmethod
     def of(cls, module: str) -> _Place | None:
@@ -103,11 +103,11 @@ class _Place:
         folder = _folder(spec) if spec else None
         if folder is None:
             return None
-        top = top if any(folder.glob("*.dist-info")) else ""  # people's packages are installed there
+        top = top if any(folder.glob("*.dist-info")) else ""  # installed packages lie there
         return _known.setdefault((folder, top), cls(folder, top, frozenset(sys.modules)))
 
     def loaded(self) -> dict[str, ModuleType]:
-        """What was loaded of it, also by what a policy imports only while it plans."""
+        """Its loaded modules, also those that a policy imports only while it plans."""
         found = {name: module for name, module in list(sys.modules.items()) if name not in self.others and self._has(name)}
         specs = {name: getattr(module, "__spec__", None) for name, module in found.items()}
         return {name: found[name] for name, spec in specs.items() if spec and _is_source(spec) and _folder(spec) == self.folder}
@@ -121,7 +121,7 @@ _known: dict[tuple[Path, str], _Place] = {}
 
 
 def _forget(modules: dict[str, ModuleType]) -> None:
-    """Have them loaded anew by the next import; who holds the old modules keeps them."""
+    """Make the next import load them anew; holders of the old modules keep these."""
     for name in modules:
         sys.modules.pop(name)
         package, _, last = name.rpartition(".")
@@ -140,7 +140,7 @@ def _restore(modules: dict[str, ModuleType]) -> None:
 def _find(top: str) -> ModuleSpec | None:
     try:
         return importlib.util.find_spec(top)
-    except ValueError:  # of a module that was made by hand
+    except ValueError:  # a module made by hand
         return None
 
 
@@ -149,7 +149,7 @@ def _is_source(spec: ModuleSpec) -> bool:
 
 
 def _folder(spec: ModuleSpec) -> Path | None:
-    """The folder of the import path in which a module stands, however deep in a package; None: it has no file."""
+    """The folder of the import path of a module, at any depth in a package; None: it has no file."""
     package = spec.submodule_search_locations
     if package is not None and spec.origin is None:  # a namespace: no file of its own
         file = Path(next(iter(package), ""))

@@ -14,11 +14,11 @@ from .queues.serving import Ranking, serve
 class Priority:
     """The highest priority goes first; within one priority jobs go in the order of their submission.
 
-    A job displaces running jobs of strictly lower priority when that lets it start: those of the lowest
+    A job displaces running jobs of strictly lower priority if that lets it start: those of the lowest
     priority first, among them the most recently started, and no more than it needs. A job that cannot
-    start blocks later jobs of its own priority (``backfill`` lifts that); jobs of lower priority may use
-    what it leaves free, because it can displace them when its turn comes. Until then the GPUs of those that
-    may not be stopped yet are not filled up anew: what becomes free of the GPUs that it can have soonest waits for it.
+    start blocks later jobs of its own priority (``backfill`` lifts that). Jobs of lower priority may use
+    free GPUs, because it can displace them when its turn comes. If it waits for jobs that may not be stopped
+    yet, the GPUs that it can have soonest are kept for it as they become free.
     """
 
     @dataclass(frozen=True)

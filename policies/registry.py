@@ -1,4 +1,4 @@
-"""Policies by name. Nothing is imported until it is asked for."""
+"""Policies by name. A policy is imported when it is asked for."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ POLICIES: dict[str, str] = {
     "unisched": "unisched.unisched:UniSched",
     "ymir": "ymir.ymir:Ymir",
 }
-_loaded: dict[str, own.Loaded] = {}  #: people's own, each as it was loaded last
+_loaded: dict[str, own.Loaded] = {}  #: users' own, as last loaded
 _loading = threading.RLock()
 
 
 def load(name: str) -> type[Policy]:
-    """The class of a policy: one of ours by name, or anybody's as ``package.module:Class``."""
+    """The class of a policy: one of ours by name, or a user's as ``package.module:Class``."""
     return loaded(name).policy
 
 
 def loaded(name: str) -> own.Loaded:
-    """A policy with what it was loaded from. People's own are loaded once; `anew` does it again."""
+    """A policy with its source. Users' own are loaded once; `anew` loads them again."""
     if name in POLICIES:
         module, attribute = POLICIES[name].split(":")
         return own.Loaded(getattr(importlib.import_module(f".{module}", __package__), attribute))
@@ -66,7 +66,7 @@ def loaded(name: str) -> own.Loaded:
 
 @contextlib.contextmanager
 def anew(name: str) -> Iterator[own.Loaded]:
-    """Load the code of a policy as it is now. If that or the block fails, the code from before stays."""
+    """Load the present code of a policy. If that or the block fails, the old code stays."""
     if name in POLICIES:
         yield loaded(name)
         return
@@ -84,7 +84,7 @@ def anew(name: str) -> Iterator[own.Loaded]:
 def create(name: str, values: Mapping[str, Any], policy: type[Policy] | None = None, *, interval: float | None = None) -> Policy:
     """A policy ready to plan, its configuration built from plain values; ValueError names the key and the remedy.
 
-    ``policy``: its class, where one that was loaded earlier is meant.
+    ``policy``: its class, if one loaded earlier is meant.
     ``interval``: seconds of a round, whatever ``values`` say, for a policy that has the key ``round``.
     """
     from .keys import make_config
@@ -95,12 +95,12 @@ def create(name: str, values: Mapping[str, Any], policy: type[Policy] | None = N
     config = make_config(policy.Config, values)
     try:
         return policy(config)
-    except (Exception, SystemExit) as error:  # it is anybody's code
+    except (Exception, SystemExit) as error:  # it may be any code
         raise ValueError(f"policy: {name} cannot be made: {own.words(error)}") from error
 
 
 def describe() -> list[dict[str, Any]]:
-    """What ``stoker policy list`` shows: each policy with its rule and its configuration."""
+    """The content of ``stoker policy list``: each policy with its rule and its configuration."""
     return [describe_one(name) for name in sorted(POLICIES)]
 
 

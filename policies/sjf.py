@@ -11,15 +11,15 @@ from .queues.serving import Ranking, serve
 
 
 class Sjf:
-    """The job with the least total length goes first and runs to its end; nothing is preempted.
+    """The job with the least total length goes first and runs to its end; no job is preempted.
 
-    The length is the whole run time, or GPU-time with ``measure`` set to service, so the order among waiting jobs never
-    changes while estimates stand. As in FIFO, the first job that does not fit blocks those behind it unless ``backfill`` lets them start.
+    The length is the whole run time, or GPU-time with ``measure`` set to service, so the order of waiting jobs never changes
+    while estimates stay. As in FIFO, the first job that does not fit blocks the jobs behind it unless ``backfill`` lets them start.
     """
 
     @dataclass(frozen=True)
     class Config:
-        measure: str = tunable(TIME, "what is short: the time that a job runs, or its service (GPU-time)", choices=MEASURES)
+        measure: str = tunable(TIME, "measure of length: a job's run time, or its service (GPU-time)", choices=MEASURES)
         backfill: bool = tunable(False, "jobs behind one that does not fit may start; a large job can then be overtaken for ever")
         unknown: float = tunable(3600.0, "seconds that a job of unknown length is taken to last at least", low=1.0, high=1e7)
 

@@ -13,28 +13,28 @@ from .estimate.lengths import MEASURES, TIME, all_known, measured, remaining_tim
 from .queues.levels import AT_ONCE, after, waking
 from .queues.serving import Ranking, serve
 
-#: A guess counts as it was at the start of the lease until it has grown by so much: with a hysteresis of 1 two unknown jobs would take
-#: turns at every moment.
+#: A guess counts with its value at the start of the lease until it has grown by this factor: otherwise, with a hysteresis of 1, two
+#: unknown jobs would take turns at every moment.
 _GROWN = 1.1
 
 
 class Srtf:
-    """The job with the least remaining time goes first and may displace a running job that has much more left.
+    """The job with the least remaining time goes first and may displace a running job with much more.
 
-    A running job is displaced only when its remaining time is more than ``hysteresis`` times that of the
+    A running job is displaced only if its remaining time is more than ``hysteresis`` times that of the
     job that wants its GPUs, so two jobs of about the same length never take turns. A job whose remaining
-    time is unknown is taken to need ``unknown`` seconds, or as long again as it has run when that is more:
+    time is unknown is assumed to need ``unknown`` seconds, or as long again as it has run if that is more:
     lengths of training jobs are heavy-tailed, so one that has run long is likely to run long still. Among
-    unknown jobs this is least attained service first, whose order Tiresias uses, on the scale of the known. While a job runs
-    its guess counts as it was at its last start, until it has grown by a tenth.
-    With ``measure`` set to service, what counts is remaining GPU-time (SRSF, as Tiresias compares itself with).
+    unknown jobs this is least attained service first, Tiresias' order, on the scale of the known ones. While a job runs, its
+    guess at its last start counts until it has grown by a tenth.
+    With ``measure`` set to service, the remaining GPU-time counts (SRSF, with which Tiresias compares itself).
     """
 
     @dataclass(frozen=True)
     class Config:
-        hysteresis: float = tunable(2.0, "how many times more a running job must have left to be displaced", low=1.0, high=100.0)
+        hysteresis: float = tunable(2.0, "factor by which a running job must have more left to be displaced", low=1.0, high=100.0)
         unknown: float = tunable(3600.0, "seconds that a job of unknown length is taken to need at least", low=1.0, high=1e7)
-        measure: str = tunable(TIME, "what is short: the time that is left, or the service (GPU-time)", choices=MEASURES)
+        measure: str = tunable(TIME, "measure of length: the remaining time, or the remaining service (GPU-time)", choices=MEASURES)
 
     name: ClassVar[str] = "srtf"
     rigid: ClassVar[bool] = True
@@ -44,7 +44,7 @@ class Srtf:
 
     def plan(self, view: View) -> Plan:
         plan = serve(view, self._ranking)
-        # What is known to be left only shrinks, so who runs only gains: time alone changes whose turn it is where something is unknown.
+        # Known remaining times only shrink, so running jobs only gain: time alone changes the turn only if a length is unknown.
         return plan if all_known(view.jobs) else waking(plan, view.now, self._next_turn(view.jobs, plan))
 
     def _ranking(self, jobs: Jobs) -> Ranking:
@@ -57,7 +57,7 @@ class Srtf:
         )
 
     def _when_held(self, jobs: Jobs, left: Floats) -> Floats:
-        """``left`` of jobs as it counts while they run."""
+        """``left`` of jobs in the value that counts while they run."""
         guessed = (jobs.phase == Phase.ACTIVE) & np.isnan(jobs.remaining)
         if not guessed.any():
             return left
@@ -65,11 +65,11 @@ class Srtf:
         return np.where(guessed & (jobs.run_time <= _GROWN * at_first), measured(at_first, jobs, self.config.measure), left)
 
     def _guess_at_first(self, jobs: Jobs) -> Floats:
-        """What is taken to have been left of a job of unknown length at the start of its lease, in seconds."""
+        """Assumed remaining seconds of a job of unknown length at the start of its lease."""
         return np.maximum(jobs.run_time - jobs.lease_time, self.config.unknown)
 
     def _next_turn(self, jobs: Jobs, plan: Plan) -> float:
-        """Seconds until what a job of unknown length is taken to need has grown to where the first in line of any size displaces it."""
+        """Seconds until the assumed need of a job of unknown length has grown so far that the first in line of any size displaces it."""
         runs, waits = after(jobs, plan)
         grows = runs & np.isnan(jobs.remaining)
         if not (grows.any() and waits.any()):
@@ -81,8 +81,8 @@ class Srtf:
         np.minimum.at(first, size, left[waits])
         levels = np.append(np.unique(first) * self.config.hysteresis, math.inf)
         level = levels[np.searchsorted(levels, self._when_held(jobs, left)[grows])]
-        # From ``unknown`` on it is taken to need as long again as it has run.
+        # From ``unknown`` on it is assumed to need as long again as it has run.
         turn = level / measured(np.ones(len(jobs)), jobs, measure)[grows]
         turn = np.maximum(turn, _GROWN * self._guess_at_first(jobs)[grows])
-        # What has grown by a tenth already counts as it is.
+        # A guess that has grown by a tenth already counts in full.
         return float((turn - jobs.run_time[grows]).min()) + AT_ONCE

@@ -1,4 +1,4 @@
-"""SwitchFlow: jobs that take turns live side by side on a GPU; inference goes before training, then the higher priority."""
+"""SwitchFlow: jobs that take turns share a GPU; inference goes before training, then the higher priority."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class SwitchFlow:
     """Jobs that ask for `share: {gpu: switched}` take turns on a GPU; all others have their GPUs alone.
 
     SwitchFlow (004 ch. 2): several models stay on a GPU and one of them computes. Inference goes before training whatever their
-    priorities, among either the higher priority goes first, and equals take turns. In that order jobs that wait get GPUs. One that takes
-    turns goes where others do, to the GPU that it fills best: the needs of memory of all on it (`share.memory`, `gpu_memory`, or what was
-    measured; of those that say `share: {memory: replay}` what they keep between turns, and the most that one of them needs beyond that)
-    fit into it at once, or the job waits. So the most jobs run; who then finds a GPU left for itself has that. Nobody is
-    preempted, as a switch takes no more than the time of the others; jobs that fit may overtake one that does not.
+    priorities; within each the higher priority goes first, and equals take turns. In that order waiting jobs get GPUs. A job that
+    takes turns joins others on the GPU that it fills best. The memory of all there must fit into it at once, or the job waits: their
+    `share.memory`, `gpu_memory` or measured use; with `share: {memory: replay}` only the memory kept between turns, plus the largest
+    further need of one of them. So the most jobs run; if a GPU is left, a job has it alone. No job is preempted, as a switch takes
+    only time from the others; jobs that fit may overtake one that does not.
     """
 
     @dataclass(frozen=True)
     class Config:
-        most: int = tunable(8, "jobs that take turns on a GPU, at most", low=1, high=32)
+        most: int = tunable(8, "most jobs that take turns on a GPU", low=1, high=32)
 
     name: ClassVar[str] = "switchflow"
     rigid: ClassVar[bool] = True
@@ -40,12 +40,12 @@ class SwitchFlow:
         tick = _Tick(view, self.config)
         tick.serve()
         tick.spread()
-        tick.serve()  # where one has left, another may fit
+        tick.serve()  # in the place of a moved job another may fit
         return tick.plan()
 
 
 def takes_turns(jobs: Jobs) -> Bools:
-    """Jobs that ask for it, on one GPU: over several each would wait for the turn on all."""
+    """Jobs that ask for turns, on one GPU only: on several, each would wait for the turn on all."""
     asked = np.zeros(len(jobs), dtype=bool) if jobs.share is None else jobs.share == SWITCHED
     able: Bools = asked.astype(bool) & (jobs.gpus_min == 1)
     return able
@@ -61,11 +61,11 @@ class _Tick:
         self.rank = -precedence(jobs.kind, jobs.priority)
         pending = np.flatnonzero(jobs.phase == Phase.PENDING)
         self.queue = pending[np.argsort(self.rank[pending], kind="stable")]
-        self.given: dict[int, tuple[int, ...]] = {}  #: who starts, in order of service
+        self.given: dict[int, tuple[int, ...]] = {}  #: GPUs of starting jobs, in order of service
         self.on = self._residents()
 
     def _residents(self) -> dict[int, list[int]]:
-        """GPUs on which all take turns, and who they are."""
+        """GPUs on which all jobs take turns, and these jobs."""
         jobs = self.jobs
         taking = self.switched & (jobs.phase == Phase.ACTIVE) & (jobs.held == 1)
         closed = set(jobs.alloc_gpus[~taking[jobs.holder]].tolist()) | set(np.flatnonzero(~self.view.gpus.usable).tolist())
@@ -77,7 +77,7 @@ class _Tick:
         return on
 
     def serve(self) -> None:
-        """Who fits starts: beside others where it can take turns, else on free GPUs. What failed for one fails for all alike."""
+        """Start jobs that fit: beside others if they can take turns, else on free GPUs. A failed start fails for all equal jobs."""
         failed: set[tuple[int, float, bool]] = set()
         for row in self._unserved().tolist():
             switched = bool(self.switched[row])
@@ -97,18 +97,18 @@ class _Tick:
                 failed.add(kind)
 
     def _best_fit(self, row: int) -> int | None:
-        """The GPU with the least memory left beside all who take turns there; the fewest jobs where memory is not known."""
+        """The GPU with the least memory left beside all that take turns there; if memory is not known, that with the fewest jobs."""
         suits = self.view.suits(row)
         rooms = ((self._room(gpu, row), len(rows), gpu) for gpu, rows in self.on.items() if len(rows) < self.most and suits[gpu])
         return min((room for room in rooms if room[0] >= 0), default=(0.0, 0, None))[2]
 
     def _room(self, gpu: int, row: int) -> float:
-        """Bytes that are left with it there, negative: it does not fit; inf: not known."""
+        """Bytes left there with it; negative: it does not fit; inf: not known."""
         whole = float(self.view.gpus.memory[gpu])
         return whole - self.jobs.beside_each_other([row, *self.on[gpu]]) if whole > 0 else np.inf
 
     def spread(self) -> None:
-        """Who starts beside others has a GPU for itself, as long as one is left."""
+        """Move jobs that start beside others to GPUs of their own, as long as some are left."""
         for row, (gpu, *_) in list(self.given.items()):
             if self.switched[row] and len(self.on[gpu]) > 1:
                 alone = self.placement.find(1, memory=float(self.jobs.asks[row]))
@@ -136,7 +136,7 @@ class _Tick:
 
     def _waiting(self) -> list[Waiting]:
         rows = self._unserved()
-        # Of these jobs it is the memory: on some GPU there is a place, and they would fit there alone.
+        # These jobs lack memory: some GPU has a place, and they would fit there alone.
         places = [gpu for gpu, on in self.on.items() if len(on) < self.most]
         largest = max((float(self.view.gpus.memory[gpu]) for gpu in places), default=-1.0)
         short = self.switched[rows] & (self.jobs.gpu_memory[rows] <= largest)

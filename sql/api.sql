@@ -1,7 +1,7 @@
--- Short queries of the API, by name; longer ones stand in api/.
+-- Short queries of the API, by name; longer ones are in api/.
 
 -- name: adapters
--- The bank. $1: owner, NULL: all; $2: those that nobody can begin with any more, too.
+-- The adapter bank. $1: owner, NULL: all; $2: also adapters with which no job can begin any more.
 SELECT a.job_id, j.name AS job, a.owner, a.recipe, a.backbone, a.revision, a.petl, a.data, a.labels, a.steps, a.reached, a.begun, a.bytes, a.ended_at, a.gone,
        (SELECT count(*) FROM beginnings b WHERE b.source = a.job_id AND b.state IN ('begun', 'kept')) AS helped,
        (SELECT count(*) FROM beginnings b WHERE b.source = a.job_id AND b.state = 'undone') AS undone
@@ -10,7 +10,7 @@ WHERE ($1::VARCHAR IS NULL OR a.owner = $1) AND ($2::BOOLEAN OR a.gone IS NULL)
 ORDER BY a.job_id DESC
 
 -- name: array_groups
--- Tasks of the array that the job $1 belongs to, those in one state for one reason together; how one completed does not matter.
+-- Tasks of the array of job $1, counted by state and reason; completed ones are one group.
 WITH tasks AS (
     SELECT state, held, gpus, array_index,
            CASE WHEN held AND state = 'submitted' THEN 'held: ''stoker release ' || regexp_replace(name, '\[\d+\]$', '') || ''' lets them go'
@@ -24,7 +24,7 @@ GROUP BY state, held, why
 ORDER BY sum(gpus) = 0, state <> 'failed', state NOT IN ('pending', 'submitted'), count(*) DESC, min(array_index)
 
 -- name: array_rows
--- Tasks of the array that the job $1 belongs to, at most $2: those that run first, then those that failed, wait, and have ended.
+-- Tasks of the array of job $1, at most $2: running ones first, then those that failed, wait, and have ended.
 SELECT *
 FROM jobs_now
 WHERE array_id = (SELECT array_id FROM jobs WHERE id = $1)
@@ -32,18 +32,18 @@ ORDER BY lease_id IS NULL, state <> 'failed', state NOT IN ('pending', 'submitte
 LIMIT $2::BIGINT
 
 -- name: array_tasks
--- All tasks of the array that a job belongs to.
+-- All tasks of a job's array.
 SELECT id FROM jobs WHERE array_id = (SELECT array_id FROM jobs WHERE id = $1) ORDER BY id
 
 -- name: bank_prompts
--- All of a bank ($1 to $3), in the order of its numbers.
+-- All prompts of a bank ($1 to $3), in the order of their numbers.
 SELECT id, text, task, features, medoid, vectors
 FROM prompts
 WHERE llm = $1 AND revision = $2 AND tokenizer = $3
 ORDER BY id
 
 -- name: bank_stamps
--- Banks whose prompts all have a cluster, and what changes with their content.
+-- Banks whose prompts all have a cluster, with a stamp of their content.
 SELECT llm, revision, tokenizer, concat_ws('-', count(*), max(id), bit_xor(hash(id, medoid))) AS stamp
 FROM prompts
 GROUP BY ALL
@@ -51,17 +51,17 @@ HAVING count(medoid) = count(*)
 ORDER BY ALL
 
 -- name: bank_use
--- Whether a tuning asked the prompt bank where to begin: no row, where it did not come to that.
+-- Whether a tuning asked the prompt bank for its initial prompt: no row if it did not get that far.
 SELECT used, scores, seconds, why_not FROM bank_use WHERE job_id = $1
 
 -- name: beginning
--- With whose adapter a job began.
+-- The adapter with which a job began.
 SELECT b.source, b.state, b.why, coalesce(s.data, 'no longer in the bank') AS source_data
 FROM beginnings b LEFT JOIN adapters s ON s.job_id = b.source
 WHERE b.job_id = $1
 
 -- name: blockers
--- Jobs that hold GPUs of a pool, with when they are expected to end, and when their leases do (NULL: with the job), the soonest first.
+-- Jobs that hold GPUs of a pool, with the expected ends of the job and of its lease (NULL: with the job), the soonest first.
 SELECT j.id, j.name, l.gpu_count AS gpus, j.state, j.priority, o.est_end, l.expires_at AS lease_end
 FROM jobs j JOIN leases l ON l.id = j.lease_id JOIN outlook o ON o.job_id = j.id
 WHERE j.pool = $1
@@ -69,12 +69,12 @@ ORDER BY least(o.est_end, lease_end) NULLS LAST, j.id
 LIMIT 20
 
 -- name: busy_nodes
--- Runners with a living part of a lease.
+-- Runners with a live part of a lease.
 SELECT DISTINCT w.node_id FROM workers w JOIN leases l ON l.id = w.lease_id WHERE w.state <> 'exited' AND l.state <> 'ended'
 
 -- name: deadlines_ahead
--- Jobs with deadlines still ahead that come before a job: how many wait before it for the same GPUs, and how many hold some. $1: the job.
--- Not those that are put off to a later time, or are given up.
+-- Jobs with deadlines still ahead that go before a job: how many wait before it for the same GPUs, and how many hold some. $1: the job.
+-- Jobs that are put off to a later time, or given up, do not count.
 SELECT count(*) FILTER (j.lease_id IS NULL AND w.position < coalesce(m.position, w.position + 1)
                         AND w.code NOT IN ('planned', 'crowded', 'late', 'outweighed', 'rejected')) AS waiting,
        count(*) FILTER (j.lease_id IS NOT NULL) AS holding
@@ -101,7 +101,7 @@ SELECT * FROM events WHERE job_id = $1 ORDER BY seq DESC LIMIT 50
 SELECT id FROM gpus WHERE pool = $1 LIMIT 1
 
 -- name: expected
--- When a job that stops at a metric is expected to get there, as long as it has not ended: at no step that it has passed.
+-- When a job that stops at a metric is expected to reach it, while it has not ended: never at a step that it has passed.
 SELECT j.spec ->> '$.stop.metric' AS metric, (j.spec ->> '$.stop.target')::DOUBLE AS target, coalesce(p.total_steps, j.total_steps) AS maximum,
        greatest(e.iterations, coalesce(p.step, 0)) AS iterations, greatest(e.low, coalesce(p.step, 0)) AS low,
        greatest(e.high, coalesce(p.step, 0)) AS high, e.probability, e.at_step, e.points, e.updated_at
@@ -111,8 +111,8 @@ LEFT JOIN progress p ON p.job_id = j.id
 WHERE e.job_id = $1 AND j.finished_at IS NULL
 
 -- name: fenced_nodes
--- Runners that are not up and whose jobs stop by themselves: seconds of silence after which the last of them has had its grace ($1: of specs
--- that do not say). Not those that were never heard since they registered: they may not have been told that they are to.
+-- Silent runners whose jobs stop by themselves: seconds of silence after which the last job's grace is over ($1: grace of specs without
+-- one). Without runners that were never heard after they registered: they may not know that they must stop jobs.
 SELECT n.id, n.fence_after + max(CASE WHEN l.id IS NULL THEN 0 ELSE coalesce(CAST(j.spec ->> '$.grace' AS DOUBLE), $1) END)
 FROM nodes n
 LEFT JOIN workers w ON w.node_id = n.id AND w.state <> 'exited'
@@ -157,12 +157,12 @@ LIMIT 10
 SELECT name FROM jobs WHERE id = $1
 
 -- name: kept_files
--- What the directories of jobs take in each home, as its runners told it last.
+-- Size of the jobs' directories in each home, as its runners reported it last.
 WITH newest AS (SELECT place, job_id, arg_max(bytes, since) AS bytes FROM job_files GROUP BY place, job_id)
 SELECT place, count(*) AS jobs, sum(bytes)::BIGINT AS bytes FROM newest WHERE bytes > 0 GROUP BY place ORDER BY place
 
 -- name: kept_rows
--- How many rows are kept that are thinned, and the first moment of each.
+-- Tables that are thinned: the number of rows and the time of the first.
 SELECT 'telemetry' AS what, count(*) AS rows, min(ts) AS oldest FROM telemetry
 UNION ALL
 SELECT 'metrics', count(*), min(ts) FROM metrics
@@ -174,7 +174,7 @@ UNION ALL
 SELECT 'events', count(*), min(ts) FROM events
 
 -- name: known_pools
--- Pools that have GPUs, now or before, jobs that have not ended, or a policy that was set.
+-- Pools that have or had GPUs, have jobs that have not ended, or a policy that was set.
 SELECT pool FROM gpus
 UNION SELECT pool FROM jobs WHERE finished_at IS NULL
 UNION SELECT pool FROM policy_settings
@@ -189,7 +189,7 @@ SELECT warm, cold_because FROM leases WHERE job_id = $1 AND warm IS NOT NULL ORD
 SELECT coalesce(outcome, 'unknown'), count(*) FROM leases WHERE state = 'ended' GROUP BY 1 ORDER BY 1
 
 -- name: leaving
--- Runners that will hand their nodes back: of a job that holds a lease those where it is, else all of its pool. $1: job.
+-- Runners that will hand their nodes back: those of the job's lease if it has one, else all of its pool. $1: job.
 SELECT DISTINCT n.id, epoch(n.leaves_at)
 FROM jobs j
 JOIN gpus g ON g.pool = j.pool
@@ -213,7 +213,7 @@ ORDER BY id
 SELECT id FROM nodes WHERE state IN ('up', 'draining', 'drained') ORDER BY id
 
 -- name: log_dirs
--- Run directories of a job's leases, newest first and of a gang the first node's first, where rank 0 is; and whose they are.
+-- Run directories of a job's leases with their runners, newest first; of a gang first that of the first node, which has rank 0.
 SELECT w.lease_id AS lease, w.run_dir, bool_and(w.state = 'exited') OVER (PARTITION BY w.lease_id) AS ended,
        w.node_id AS node, n.host, n.home, n.boot_id, n.pid, n.state
 FROM workers w
@@ -227,8 +227,8 @@ ORDER BY w.lease_id DESC, w.node_id
 SELECT parse_formatted_bytes(current_setting('memory_limit'))
 
 -- name: metrics
--- What a job reported of rank 0 after a place, oldest first. $1: job, $2: of these names, null: all; $3, $4: lease and number of the last
--- record that is known, $5: at most so many rows.
+-- Reports of a job's rank 0 after a place, oldest first. $1: job, $2: names, null: all; $3, $4: lease and number of the last known
+-- record, $5: most rows.
 SELECT lease_id, seq, step, name, value, ts
 FROM metrics
 WHERE job_id = $1 AND rank = 0
@@ -238,7 +238,7 @@ ORDER BY lease_id, seq, name
 LIMIT $5::BIGINT
 
 -- name: named_bundles
--- Digests of what hosts may yet fetch from the daemon: checkpoints, and copies of code, in which a job may be tried again for a month.
+-- Digests of files that hosts may still fetch from the daemon: checkpoints, and copies of code, kept for retries within a month.
 SELECT bundle FROM jobs WHERE finished_at IS NULL AND bundle IS NOT NULL
 UNION
 SELECT substr(v.snapshot, 8) FROM provenance v JOIN jobs j ON j.id = v.job_id
@@ -259,14 +259,14 @@ SELECT id, state FROM nodes
 SELECT w.node_id FROM workers w WHERE w.lease_id = $1 AND w.state <> 'exited'
 
 -- name: notices
--- What happened to the daemon itself in the last day that explains figures which look strange, the newest first.
+-- Events of the daemon itself in the last day, which may explain strange figures, newest first.
 SELECT ts, kind, reason FROM events
 WHERE kind IN ('clock.set', 'daemon.back') AND ts > make_timestamp(epoch_us(now())) - INTERVAL 1 DAY
 ORDER BY seq DESC
 LIMIT 3
 
 -- name: outlook
--- When a job that has not ended should end, and what becomes of its deadline.
+-- When a job that has not ended should end, and the risk of its deadline.
 SELECT epoch(est_end) AS est_end, epoch(soonest_end) AS soonest_end, epoch(est_start) AS est_start, remaining, given_up, deadline_risk
 FROM outlook
 WHERE job_id = $1
@@ -299,7 +299,7 @@ ORDER BY lease_id DESC, seq DESC
 LIMIT $4
 
 -- name: pipeline_now
--- The stages of a job's pipelines as their tuners told last.
+-- The stages of a job's pipelines, as their tuners reported them last.
 SELECT * EXCLUDE (job_id, job, owner, state) FROM pipelines_now WHERE job_id = $1 ORDER BY rank, pipeline, position, unit
 
 -- name: policies
@@ -320,7 +320,7 @@ GROUP BY g.pool
 ORDER BY g.pool
 
 -- name: pool_warm
--- What people keep warm in a pool, and what became of it on each runner. $1: pool.
+-- The backbones that people keep warm in a pool, and their state on each runner. $1: pool.
 SELECT p.backbone, g.node_id AS node, coalesce(s.state, 'not loaded') AS state, s.recipe, s.memory, s.note, p.set_by, p.ts
 FROM pool_backbones p
 LEFT JOIN (SELECT DISTINCT g.pool, g.node_id FROM gpus g JOIN nodes n ON n.id = g.node_id WHERE n.state NOT IN ('stopped', 'gone')) g
@@ -334,7 +334,7 @@ ORDER BY p.backbone, g.node_id
 SELECT * EXCLUDE (job_id) FROM progress WHERE job_id = $1
 
 -- name: prompt_shown
--- A prompt, its cluster, and how far it is from its representative.
+-- A prompt, its cluster, and its distance from the medoid.
 SELECT p.id, p.llm, p.revision, p.tokenizer, p.text, p.source, p.task, p.ts, p.added_by, len(p.features) AS features, p.medoid,
        len(p.vectors) // len(p.features) AS tokens,
        m.text AS representative, list_cosine_distance(p.features, m.features) AS distance,
@@ -343,7 +343,7 @@ FROM prompts p LEFT JOIN prompts m ON m.id = p.medoid
 WHERE p.id = $1
 
 -- name: prompt_texts
--- Texts that the banks of the LLM $1 have.
+-- Texts in the banks of the LLM $1.
 SELECT llm, revision, tokenizer, list(text ORDER BY id) AS texts FROM prompts WHERE llm = $1 GROUP BY ALL ORDER BY ALL
 
 -- name: prompts_found
@@ -362,7 +362,7 @@ LIMIT $4
 SELECT * EXCLUDE (job_id) FROM provenance WHERE job_id = $1
 
 -- name: readable
--- Tables and views of ours, which ad-hoc SQL may read (sqlguard.HIDDEN apart).
+-- Stoker's tables and views, which ad-hoc SQL may read (except sqlguard.HIDDEN).
 SELECT table_name FROM duckdb_tables() WHERE database_name = current_database() AND schema_name = 'main' AND NOT internal AND NOT temporary
 UNION ALL
 SELECT view_name FROM duckdb_views() WHERE database_name = current_database() AND schema_name = 'main' AND NOT internal AND NOT temporary
@@ -372,7 +372,7 @@ SELECT view_name FROM duckdb_views() WHERE database_name = current_database() AN
 SELECT name FROM jobs ORDER BY id DESC LIMIT 1000
 
 -- name: replicas
--- The group of replicas that a job is in: who trains, how far, what was lost, whose runners are not heard. $1: job; no row: it is in none.
+-- A job's group of replicas: members that train, progress, lost time, silent runners. $1: job; no row: it is in no group.
 WITH silent AS (
     SELECT g.lease_id, s.id AS node FROM live_shares g JOIN silent_runners s ON s.id = g.node
 )
@@ -386,7 +386,7 @@ WHERE r.array_id = (SELECT coalesce(array_id, id) FROM jobs WHERE id = $1)
 HAVING count(*) > 0
 
 -- name: room_to_share
--- What the largest node of a pool has: GPUs, and memory of its largest GPU (bytes, 0: not known); and GPUs that jobs share now. $1: pool.
+-- The largest node of a pool: GPUs, and memory of its largest GPU (bytes, 0: not known); and GPUs that jobs share now. $1: pool.
 WITH nodes AS (
     SELECT count(*) AS gpus, max(memory) AS memory FROM gpus WHERE pool = $1 AND health <> 'missing' GROUP BY node_id
 ),
@@ -405,7 +405,7 @@ GROUP BY ALL
 ORDER BY n.id
 
 -- name: identity
--- By which runners tell this database from another one: when it was made.
+-- The time at which the database was made, by which runners distinguish it from others.
 SELECT epoch_us(applied)::VARCHAR FROM migrations WHERE number = 1
 
 -- name: schedules
@@ -417,7 +417,7 @@ SELECT id, name, cron, enabled, created_by, created_at, last_at FROM schedules W
 SELECT max(number) FROM migrations
 
 -- name: servers
--- A job ($1), or the tasks of its array ($2), and where each serves: run_dir is NULL where none does now.
+-- A job ($1), or the tasks of its array ($2), and where each serves: run_dir is NULL if it does not serve now.
 SELECT j.id AS job, j.name, j.kind, j.state, j.spec ->> '$.serve' AS serve, l.id AS lease, epoch(l.started_at) AS since, w.node_id AS node, w.run_dir
 FROM jobs j
 LEFT JOIN leases l ON l.id = j.lease_id AND l.state = 'running'
@@ -438,7 +438,7 @@ ORDER BY n.minute DESC NULLS LAST
 LIMIT 1
 
 -- name: shared_input
--- The group with which a job shares its input, what came of it in its newest attempt, and who of it runs on a host of the job's.
+-- The group with which a job shares its input, the savings in its newest attempt, and the group's jobs on its hosts.
 SELECT j.input, n.made, n.found, n.again, n.bytes, n.saved,
        (SELECT list(DISTINCT o.id ORDER BY o.id)
         FROM jobs o
@@ -454,7 +454,7 @@ WHERE j.id = $1 AND j.input IS NOT NULL
 SELECT name, EXISTS (FROM nodes n WHERE n.shared_place = s.name) FROM shared_places s WHERE path = $1
 
 -- name: shared_with
--- Who shares GPUs with a job now, and how many; where they take turns, its own turn and the seconds that it has waited. $1: job.
+-- The jobs that share GPUs with a job now, and their number; if they take turns, its turn and its seconds of waiting. $1: job.
 SELECT o.job_id AS job, any_value(j.name) AS name, any_value(o.share) AS share, count(*) AS gpus, any_value(own.turn) AS turn,
        any_value(own.waited_for_turns) AS waited_for_turns
 FROM live_shares own JOIN live_shares o ON o.gpu_id = own.gpu_id AND o.job_id <> own.job_id JOIN jobs j ON j.id = o.job_id
@@ -463,7 +463,7 @@ GROUP BY o.job_id
 ORDER BY o.job_id
 
 -- name: silent
--- Runners on which a job holds GPUs and that are not heard; and since when nothing is known of its progress.
+-- Silent runners on which a job holds GPUs; and since when its progress is unknown.
 SELECT s.id AS node, s.host, s.last_seen, max(p.updated_at) AS reported_at
 FROM jobs j
 JOIN live_shares g ON g.lease_id = j.lease_id
@@ -474,7 +474,7 @@ GROUP BY s.id, s.host, s.last_seen
 ORDER BY s.id
 
 -- name: sim_models
--- What models use of the GPUs of a pool that they have alone: shares of 1, NULL: not measured. $1: pool.
+-- Use of a pool's GPUs by models that have them alone: shares of 1, NULL: not measured. $1: pool.
 SELECT s.model, max(s.utilisation) AS utilisation, max(CASE WHEN g.memory > 0 THEN s.peak_memory / g.memory ELSE 0.0 END) AS memory
 FROM speeds s JOIN (SELECT name, min(memory) AS memory FROM gpus WHERE pool = $1 GROUP BY name) g ON g.name = s.gpu_name
 GROUP BY s.model
@@ -489,7 +489,7 @@ GROUP BY n.id
 ORDER BY n.id
 
 -- name: sim_pools
--- Pools whose history may be asked for: the default one, and all that have had GPUs or jobs.
+-- Pools with a history: the default one, and all that have had GPUs or jobs.
 SELECT 'default' AS pool UNION SELECT pool FROM gpus UNION SELECT pool FROM jobs ORDER BY pool
 
 -- name: sim_runs
@@ -513,14 +513,14 @@ ORDER BY model, beside, kind
 SELECT deadline, reward FROM tiers WHERE job_id = $1 ORDER BY deadline
 
 -- name: to_retry
--- What is needed to submit the jobs $1 once more.
+-- The data to submit the jobs $1 again.
 SELECT id, name, owner, state, spec, submitted_at
 FROM jobs
 WHERE id IN (SELECT unnest($1::BIGINT[]))
 ORDER BY id
 
 -- name: token_list
--- Tokens, without what would let anybody in.
+-- Tokens, without their secrets' digests.
 SELECT id, name, role, created_at, revoked FROM tokens ORDER BY id
 
 -- name: tokens
@@ -528,7 +528,7 @@ SELECT id, name, role, created_at, revoked FROM tokens ORDER BY id
 SELECT digest, name, role, id FROM tokens WHERE NOT revoked
 
 -- name: top_gpus
--- Every GPU as it is now, but for those whose runner has left.
+-- Every GPU as it is now, except those whose runner has left.
 SELECT * FROM gpus_now WHERE state <> 'offline' ORDER BY node, idx
 
 -- name: top_queue
@@ -565,7 +565,7 @@ FROM waiting w JOIN outlook o ON o.job_id = w.job_id
 WHERE w.job_id = $1
 
 -- name: warm_now
--- What is warm, on runners that are there.
+-- Warm fork servers of present runners.
 SELECT w.* FROM warm_now w JOIN nodes n ON n.id = w.node WHERE n.state NOT IN ('stopped', 'gone') ORDER BY w.node, w.recipe, w.backbone
 
 -- name: worker_processes

@@ -1,11 +1,11 @@
--- Short queries of the live page, by name; longer ones stand in pages/.
+-- Short queries of the live page, by name; longer ones are in pages/.
 
 -- name: cost
--- What one job costs. $1: job.
+-- The cost of a job. $1: job.
 SELECT gpu_hours, gpu_cost, stored_bytes, storage_cost, cost FROM costs WHERE job_id = $1
 
 -- name: decisions
--- The newest decisions of the policies that did something, or failed. $1: pool, NULL: of all; $2: at most so many.
+-- The newest decisions of policies that changed something or failed. $1: pool, NULL: all; $2: most rows.
 SELECT id, pool, policy, ts, last_ts, ticks, jobs_seen, status, gap, plan_seconds, outcome, error,
        json_array_length(plan -> '$.starts') AS starts, json_array_length(plan -> '$.stops') AS stops
 FROM decisions
@@ -14,7 +14,7 @@ ORDER BY id DESC
 LIMIT $2
 
 -- name: now_gpus
--- Every GPU whose runner has not left, and what was last measured on it.
+-- Every GPU whose runner has not left, with its newest sample.
 WITH newest AS (
     SELECT gpu_id, arg_max(utilisation, ts) AS utilisation, arg_max(memory_used, ts) AS memory_used, max(ts) AS ts
     FROM telemetry
@@ -28,11 +28,11 @@ WHERE n.state NOT IN ('stopped', 'gone') AND g.health <> 'missing'
 ORDER BY g.node_id, g.idx
 
 -- name: now_shares
--- Who is on which GPU, the first who came first.
+-- The jobs on each GPU, the earliest first.
 SELECT gpu_id, job_id, share, turn, epoch(granted_at) AS since FROM live_shares ORDER BY gpu_id, lease_id
 
 -- name: now_warm
--- Backbones that are held ready on runners that are there.
+-- Backbones that are kept warm on present runners.
 SELECT f.node_id AS node, f.backbone, min(f.state) AS state, sum(f.memory) AS memory
 FROM fork_servers f JOIN nodes n ON n.id = f.node_id
 WHERE n.state NOT IN ('stopped', 'gone') AND f.backbone <> ''
@@ -49,7 +49,7 @@ ORDER BY max(id) DESC
 LIMIT $1
 
 -- name: study_jcts
--- Of each run of a study: by when which share of its finished jobs was done. $1: study. Times are seconds.
+-- For each run of a study the times by which shares of its finished jobs were done. $1: study. Times are seconds.
 WITH submitted AS (
     SELECT r.id, s.ended - t.submitted AS jct
     FROM sim_runs r JOIN sim_jobs s ON s.run_id = r.id JOIN trace_jobs t ON t.trace_id = r.trace_id AND t.job = s.job
@@ -61,7 +61,7 @@ GROUP BY id
 ORDER BY id
 
 -- name: study_usage
--- State of the simulated cluster over time, of each run of a study in so many pieces. $1: study, $2: pieces.
+-- State of the simulated cluster over time, for each run of a study. $1: study, $2: number of pieces.
 WITH numbered AS (
     SELECT u.run_id, u.ts, u.busy, u.waiting, row_number() OVER (PARTITION BY u.run_id ORDER BY u.ts) AS n, count(*) OVER (PARTITION BY u.run_id) AS many
     FROM sim_usage u JOIN sim_runs r ON r.id = u.run_id

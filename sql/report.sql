@@ -1,7 +1,7 @@
--- Short queries of reports, by name; longer ones stand in report/.
+-- Short queries of reports, by name; longer ones are in report/.
 
 -- name: busy
--- By how much the number of GPUs under lease changes, at every moment of change (those within $step seconds taken together).
+-- Changes of the number of GPUs under lease (those within $step seconds are joined).
 WITH changes AS (
     SELECT greatest(epoch(since), $start) AS moment, 1 AS change FROM gpu_leased WHERE epoch(since) < $end AND epoch(until) > $start
     UNION ALL
@@ -13,7 +13,7 @@ GROUP BY floor((c.moment - $start) / $step)
 ORDER BY moment
 
 -- name: causes
--- Causal models of pools: pairs of cause and effect, each model as it learnt last.
+-- Causal models of pools: pairs of cause and effect of each newest model.
 WITH pairs AS (
     SELECT m.pool, m.policy, m.objective, m.samples, unnest(from_json(m.edges, '[["VARCHAR"]]')) AS pair
     FROM causal_models m
@@ -46,7 +46,7 @@ FROM jobs j
 WHERE ($jobs IS NULL OR list_contains($jobs, j.id)) AND (j.finished_at IS NULL OR epoch(j.finished_at) >= $since)
 
 -- name: gpus
--- GPUs and CPU slots that are there, or that a lease of the time held.
+-- GPUs and CPU slots that exist, or that a lease of the time held.
 SELECT g.id, g.node_id, g.idx, g.kind, g.name
 FROM gpus g JOIN nodes n ON n.id = g.node_id
 WHERE (n.state NOT IN ('stopped', 'gone') AND g.health <> 'missing')

@@ -1,7 +1,7 @@
--- Short queries of transactions of the store, by name; longer ones stand in store/.
+-- Short queries of transactions of the store, by name; longer ones are in store/.
 
 -- name: adapter_of
--- What a job has left for others to begin with.
+-- The adapter that a job has left.
 SELECT job_id, data, digest, labels, gone, owner FROM adapters WHERE job_id = $1
 
 -- name: all_live_leases
@@ -9,7 +9,7 @@ SELECT job_id, data, digest, labels, gone, owner FROM adapters WHERE job_id = $1
 SELECT id FROM leases WHERE state <> 'ended' ORDER BY id
 
 -- name: bank_for
--- The bank for a job: $1: its owner, $2: recipe, $3: form of what is trained, $4: backbone, NULL: that of the recipe. The newest first.
+-- The adapter bank for a job: $1: owner, $2: recipe, $3: form of the adapter, $4: backbone, NULL: that of the recipe. Newest first.
 SELECT job_id, data, digest, labels
 FROM adapters
 WHERE owner = $1 AND recipe = $2 AND split_part(petl, ' ', 1) = $3 AND gone IS NULL AND ($4::VARCHAR IS NULL OR backbone = $4)
@@ -26,7 +26,7 @@ FROM prompts
 WHERE llm = $1 AND revision = $2 AND tokenizer = $3 AND text IN (SELECT unnest($4::VARCHAR[]))
 
 -- name: bank_left_over
--- Prompts of a bank ($1 to $3) without a cluster, or of one whose representative is none any more; their features.
+-- Prompts of a bank ($1 to $3) without a cluster, or whose medoid no longer is one; with their features.
 SELECT p.id, p.features
 FROM prompts p
 WHERE p.llm = $1 AND p.revision = $2 AND p.tokenizer = $3
@@ -34,7 +34,7 @@ WHERE p.llm = $1 AND p.revision = $2 AND p.tokenizer = $3
 ORDER BY p.id
 
 -- name: bank_nearest_medoid
--- The representative of a bank ($1 to $3) that is nearest to the features $4: the cluster C_sim of 4.4.3.3.
+-- The medoid of a bank ($1 to $3) that is nearest to the features $4: the cluster C_sim of 4.4.3.3.
 SELECT id
 FROM prompts
 WHERE llm = $1 AND revision = $2 AND tokenizer = $3 AND medoid = id
@@ -42,7 +42,7 @@ ORDER BY list_cosine_distance(features, $4::FLOAT[]), id
 LIMIT 1
 
 -- name: bank_replaced
--- The prompt of the cluster of $1 that is nearest to its representative, which itself stays: what a new one replaces (4.4.3.3).
+-- The prompt nearest to the medoid $1 in its cluster, except that itself: a new prompt replaces it (4.4.3.3).
 SELECT p.id
 FROM prompts p JOIN prompts m ON m.id = $1
 WHERE p.medoid = $1 AND p.id <> $1
@@ -50,7 +50,7 @@ ORDER BY list_cosine_distance(p.features, m.features), p.id
 LIMIT 1
 
 -- name: bank_size
--- Of a bank ($1 to $3): prompts, length of their features (NULL: there are none), clusters.
+-- For a bank ($1 to $3): prompts, length of their features (NULL: none), clusters.
 SELECT count(*), max(len(features)), count(*) FILTER (medoid = id)
 FROM prompts
 WHERE llm = $1 AND revision = $2 AND tokenizer = $3

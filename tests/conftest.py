@@ -29,7 +29,7 @@ from stoker.engine.home import Home
 from stoker.engine.store.store import Store
 from stores import reopened
 
-leftovers.begin(Path(__file__).parents[1] / "build" / "tmp")
+leftovers.begin(leftovers.place(Path(__file__).parents[1] / "build" / "tmp"))
 
 # In the background of a shell that has no job control SIGINT is ignored, and so it would be in every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)

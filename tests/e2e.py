@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import forked
+from hastened import place
 from stoker.engine.client import Client
 from stoker.engine.home import Home
 from waiting import PATIENCE, patient, until, watched
@@ -162,18 +163,27 @@ def daemon_apart(template: Path | None = None, config: str = "") -> Iterator[Dae
         shutil.rmtree(home.path, ignore_errors=True)
 
 
+def agent_command(*, hastened: bool) -> list[str]:
+    """What starts an agent; ``hastened``: its trainings are forked from a process that has imported what they import."""
+    if not hastened:
+        return [sys.executable, "-m", "stoker.runners.host.agent"]
+    changes = f"import sys\nsys.path.append({str(Path(__file__).parent / 'on_the_host')!r})\nimport hastened\nhastened.hasten({place()!r})"
+    return [sys.executable, "-c", f"{changes}\nfrom stoker.runners.host import agent\nsys.exit(agent.main())"]
+
+
 class RunnerProcess(_Process):
     """A runner's agent in a process of its own. Its workers outlive it: stop the jobs first, or `end_workers`.
 
-    It starts jobs in fresh processes unless told otherwise: a fork server takes 2 s of a core to load, and most tests have one job.
-    ``STOKER_TEST_WARM=auto`` makes all tests run with warm starts.
+    It starts jobs cold unless told otherwise: a fork server takes 2 s of a core to load, and most tests have one job. By day trainings are
+    forked all the same (`hastened`), by night they begin in fresh processes. ``STOKER_TEST_WARM=auto``: all tests run with warm starts.
     """
 
     def __init__(self, home: Home, node: str = "here", slots: int = 2, *arguments: str, env: Mapping[str, str] | None = None) -> None:
         self.node = node
         warm = [] if "--warm" in arguments else ["--warm", os.environ.get("STOKER_TEST_WARM", "off")]
         options = ["--home", str(home.path), "--node", node, "--slots", str(slots), *warm, *arguments]
-        super().__init__(home, f"runner-{node}.log", [sys.executable, "-m", "stoker.runners.host.agent", *options], env)
+        by_day = warm == ["--warm", "off"] and os.environ.get("HYPOTHESIS_PROFILE") != "nightly"
+        super().__init__(home, f"runner-{node}.log", [*agent_command(hastened=by_day), *options], env)
 
     def start(self, daemon: Client | None = None) -> None:
         """Until it has registered; ``daemon`` where that has another home, as on another host."""

@@ -1,1 +1,1 @@
-"""The bank of what ended fine-tuning jobs have left for others to begin with."""
+"""The bank of ended fine-tuning jobs' adapters, with which others may begin."""

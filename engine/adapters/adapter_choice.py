@@ -1,12 +1,12 @@
-"""With which adapters of the bank a job might begin, the best first: by what was measured of such pairs, else by the kind of labels."""
+"""The bank's adapters with which a job might begin, the best first: by measurements of such pairs, else by the kind of labels."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-MOST_OFFERS = 4  #: offers of one job: where the first cannot be read, the next is tried
-LEAST_GAIN = 1.05  #: steps from the backbone over steps with an adapter, from which on that is worth it
+MOST_OFFERS = 4  #: offers of one job: if the first cannot be read, the next is tried
+LEAST_GAIN = 1.05  #: least ratio of steps from the backbone to steps with an adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +21,11 @@ class Banked:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What came of beginnings of one kind."""
+    """The outcomes of beginnings of one kind."""
 
-    helped: int = 0  #: jobs that went on with the adapter, and whose gain is known
+    helped: int = 0  #: jobs that kept the adapter, with a known gain
     ratio: float = 1.0  #: geometric mean of their gains
-    undone: int = 0  #: jobs that did not
+    undone: int = 0  #: jobs that did not keep it
 
     @property
     def known(self) -> bool:
@@ -47,15 +47,15 @@ class Offer:
     """An adapter with which a job may begin."""
 
     banked: Banked
-    expected: float | None  #: steps from the backbone over steps with it; None: nothing was measured
+    expected: float | None  #: steps from the backbone over steps with it; None: not measured
     why: str
-    same_kind: bool = False  #: only if the labels are of one kind, which the job itself has to see
+    same_kind: bool = False  #: only if the labels are of one kind, which the job itself must check
 
 
 def offers(bank: Sequence[Banked], data: str, labels: str | None, gains: Gains) -> list[Offer]:
     """``bank``: of one owner, recipe and form, the newest first; ``labels``: the job's kind, None: not known before it has read its data.
 
-    Jobs of the same data are left out: they have next to nothing left to learn (002 ch. 3, footnote 2).
+    Jobs of the same data are left out: they have almost nothing left to learn (002 ch. 3, footnote 2).
     """
     found: list[tuple[int, float, Offer]] = []
     for banked in bank:

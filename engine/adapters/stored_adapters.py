@@ -1,4 +1,4 @@
-"""The bank in the tables: what ended jobs have left, with what those begin that are granted GPUs, and what came of it."""
+"""The bank in the tables: ended jobs' adapters, the beginnings of jobs that are granted GPUs, and the outcomes."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ..store.transaction import Transaction
 from .adapter_choice import Banked, Gain, Gains, Offer, offers
 
 AUTO = "auto"
-JOINT = "joint"  #: with its half of a training together with the job `begin_after`
-NEWEST_KEPT = 2  #: newest adapters of the same data that are kept in the bank; older ones are their jobs' business alone
-#: params that change no step that a job takes to its target, or only by chance
+JOINT = "joint"  #: with its half of a common training with the job `begin_after`
+NEWEST_KEPT = 2  #: newest adapters of the same data that the bank keeps; older ones stay with their jobs only
+#: params that do not change a job's number of steps to its target, or only by chance
 _NO_LESSON = frozenset({"seed", "checkpoint_every"})
 
 
@@ -36,7 +36,7 @@ def form_of(spec: JobSpec) -> str:
 
 
 def data_of(spec: JobSpec) -> str:
-    """Name of the data set; of a file its whole path."""
+    """Name of the data set, or the whole path of a file."""
     named = spec.params.get("data") or spec.params.get("dataset")
     if not isinstance(named, str) or not named:
         return f"that of {spec.recipe}"
@@ -45,7 +45,7 @@ def data_of(spec: JobSpec) -> str:
 
 
 def lesson_of(spec: JobSpec) -> int:
-    """Digest of what decides how many steps a job takes from its backbone."""
+    """Digest of all that decides a job's number of steps from its backbone."""
     params = {name: value for name, value in spec.params.items() if name not in _NO_LESSON}
     memory = spec.memory.batches if spec.memory is not None else 1
     said = [spec.recipe, spec.starts_from, data_of(spec), params, msgspec.to_builtins(spec.stop), memory]
@@ -54,17 +54,17 @@ def lesson_of(spec: JobSpec) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """With what a lease may begin; of `leases.options`."""
+    """The possible beginnings of a lease; of `leases.options`."""
 
     offers: list[dict[str, Any]] = field(default_factory=list)
-    curve: list[tuple[int, float]] = field(default_factory=list)  #: what its metric is at the first evaluation from the backbone, if known
+    curve: list[tuple[int, float]] = field(default_factory=list)  #: its metric at the first evaluation from the backbone, if known
 
     def to_json(self) -> dict[str, Any]:
         return {"offers": self.offers, "curve": self.curve} if self.offers else {}
 
 
 def choose(tx: Transaction, wanted: Mapping[int, int | None]) -> dict[int, Beginning]:
-    """For jobs that are granted GPUs, those that may begin with an adapter and have not begun; ``wanted``: with whose the policy says."""
+    """Beginnings of jobs that are granted GPUs, may begin with an adapter and have not begun; ``wanted``: the policy's choices."""
     found: dict[int, Beginning] = {}
     rows: list[dict[str, Any]] = []
     for job, owner, begins, named, text, begun, state, steps in tx.execute("beginners", list(wanted)) if wanted else ():
@@ -75,7 +75,7 @@ def choose(tx: Transaction, wanted: Mapping[int, int | None]) -> dict[int, Begin
         if begins == JOINT and state == JOINT:
             found[job] = _half(job, named, steps)
             continue
-        if begins == JOINT and begins_of(spec) != AUTO:  # else a plan had chosen with whom, and nothing came of that
+        if begins == JOINT and begins_of(spec) != AUTO:  # else a plan had chosen the partner, without effect
             if state is None:
                 rows.append(cold(spec, job, f"job {named} ended before it had trained with it", tx.now))
             continue
@@ -89,7 +89,7 @@ def choose(tx: Transaction, wanted: Mapping[int, int | None]) -> dict[int, Begin
         curve = tx.execute("cold_curve", lesson_of(spec), spec.stop.metric) if given and spec.stop.metric else []
         found[job] = Beginning(given, [(int(step), float(value)) for step, value in curve])
         if state not in (None, "planned", "cold"):
-            continue  # it has told more than that
+            continue  # it has reported more than that
         first = chosen[0] if chosen else None
         rows.append({
             "job_id": job, "source": first and first.banked.job, "data": data_of(spec), "labels": None, "same_data": False,
@@ -144,7 +144,7 @@ def _auto(tx: Transaction, spec: JobSpec, owner: str, planned: int | None) -> tu
 
 
 def _gains(tx: Transaction, owner: str) -> Gains:
-    """From all that is known of the beginnings of a user's jobs."""
+    """From all known beginnings of a user's jobs."""
     pairs: dict[tuple[str, str], list[float | None]] = defaultdict(list)
     kinds: dict[tuple[str, str], list[float | None]] = defaultdict(list)
     for source, data, source_labels, labels, gain in tx.execute("measured_gains", owner):
@@ -155,13 +155,13 @@ def _gains(tx: Transaction, owner: str) -> Gains:
 
 
 def gain_of(found: Sequence[float | None]) -> Gain:
-    """``found``: the gain of each beginning, None: it was undone."""
+    """``found``: the gain of each beginning; None: it was undone."""
     helped = [math.log(gain) for gain in found if gain is not None and gain > 0]
     return Gain(len(helped), math.exp(sum(helped) / len(helped)) if helped else 1.0, sum(gain is None for gain in found))
 
 
 def keep(tx: Transaction, begun: Sequence[tuple[int, Begun]], left: Sequence[tuple[int, LeftAdapter]]) -> None:
-    """What runners tell of beginnings and of adapters, each with its job, in order."""
+    """Store runners' reports on beginnings and adapters, each with its job, in order."""
     told: dict[int, dict[str, Any]] = {}
     lost: dict[int, dict[int, str]] = defaultdict(dict)
     for job, one in begun:
@@ -180,8 +180,8 @@ def keep(tx: Transaction, begun: Sequence[tuple[int, Begun]], left: Sequence[tup
     for job, owner, text, state in tx.execute("owners_and_specs", list(newest)):
         spec, made = msgspec.json.decode(text, type=JobSpec), newest[job]
         if spec.recipe is None:
-            continue  # whatever it says: nobody can begin with what is of no recipe
-        begun_with = made.begun or state in ("begun", "kept", JOINT)  # which its runner may have forgotten, on another host
+            continue  # no job can begin with an adapter without a recipe
+        begun_with = made.begun or state in ("begun", "kept", JOINT)  # its runner, on another host, may have forgotten that
         rows.append({
             "job_id": job, "owner": owner, "recipe": spec.recipe, "backbone": made.backbone, "revision": made.revision, "petl": made.petl,
             "data": data_of(spec), "digest": made.digest, "labels": made.labels, "lesson": lesson_of(spec), "steps": made.steps,

@@ -1,10 +1,10 @@
 """Ad-hoc SQL is held to an allow-list before it runs.
 
-Two parsers look at the very same text: sqlglot here (`guard`), and DuckDB's own (`check_parsed`, on what its
-``json_serialize_sql`` makes of the text; a PIVOT statement it cannot say). Both hold the tree to the same lists
-of tables and functions, so a text that the two read differently gains nothing.
+Two parsers read the same text: sqlglot here (`guard`), and DuckDB's own (`check_parsed`, on the output of its
+``json_serialize_sql``, which does not cover PIVOT). Both check the tree against the same lists of tables and
+functions, so a text that the two read differently gains nothing.
 
-This is the first wall, and the one with clear words. How much a statement takes is not judged here: it runs in a
+This is the first wall, and the one with clear words. The cost of a statement is not checked here: it runs in a
 process of its own, on a copy, and can be killed (`server.py`).
 """
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlglot
-from sqlglot import Token, TokenType, exp
+from sqlglot import ErrorLevel, Token, TokenType, exp
 from sqlglot.errors import SqlglotError
 
 from ..errors import UsageError, nearest
@@ -28,7 +28,7 @@ MAX_DEPTH = 40  #: brackets inside brackets
 
 _FIRST = {"select", "with", "from", "values", "table", "describe", "desc", "summarize", "show", "pivot", "unpivot", "("}
 _FIRST_HELP = "one SELECT, WITH, FROM, VALUES, DESCRIBE, SUMMARIZE, SHOW TABLES or EXPLAIN"
-#: A CTE named so could hide a catalog view behind its name outside its own scope.
+#: Names of CTEs that could hide a catalog view outside their own scope.
 _RESERVED = re.compile(r"(duckdb|pg|sqlite|pragma|information)_")
 _PLAIN = re.compile(r"[a-z_][a-z0-9_]*")
 
@@ -42,7 +42,7 @@ _NODES: tuple[type[Any], ...] = (
     exp.Any, exp.PivotAlias, exp.RawString, exp.Heredoc, exp.ByteString, exp.HexString, exp.UnicodeString, exp.HistoricalData, exp.Lambda,
     exp.Comprehension, exp.ColumnDef, exp.Fetch, exp.LimitOptions, exp.JSONKeyValue,
 )  # fmt: skip
-#: Functions in sqlglot's eyes that are syntax in DuckDB's.
+#: Functions for sqlglot that are syntax for DuckDB.
 _SYNTAX: tuple[type[Any], ...] = (
     exp.Cast, exp.TryCast, exp.Case, exp.If, exp.And, exp.Or, exp.Xor, exp.Exists, exp.Coalesce, exp.Array, exp.Struct, exp.ToMap,
     exp.Map, exp.Extract, exp.JSONExtract, exp.JSONExtractScalar, exp.Columns, exp.RegexpLike, exp.RegexpFullMatch, exp.Unnest,
@@ -56,7 +56,7 @@ _CLASSES = {
 
 
 class Unserialised(UsageError):
-    """DuckDB cannot say what it understood."""
+    """DuckDB cannot serialise the statement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +70,12 @@ class Statement:
 
 
 def guard(sql: str, tables: Collection[str]) -> Statement:
-    """The statement in ``sql``, when it only reads ``tables`` by allowed functions; else UsageError says what is not allowed."""
+    """The statement in ``sql``, if it only reads ``tables`` by allowed functions; otherwise UsageError names the refused part."""
     if "\0" in sql:
         raise UsageError("query: contains a NUL character: remove it")
     tokens = _tokens(sql)
     explain = tokens[0].text.lower() == "explain"
-    if explain:  # sqlglot takes what follows as one opaque token
+    if explain:  # sqlglot takes the rest as one opaque token
         sql = sql[tokens[0].start + len("explain") :]
         tokens = _tokens(sql)
     first = tokens[0].text.lower()
@@ -84,16 +84,16 @@ def guard(sql: str, tables: Collection[str]) -> Statement:
     text = sql[tokens[0].start : tokens[-1].end + 1]
     wrappable = first not in ("describe", "desc", "summarize", "show")
     tree = _parse(text)
-    if tree is None:  # DuckDB's parser knows more, or says better what is wrong; the second wall is before what it makes of it
+    if tree is None:  # DuckDB's parser knows more, or has a better error; the second wall checks its tree
         return Statement(text, explain, wrappable, False)
     _check_tree(tree, tables)
     return Statement(text, explain, wrappable, not explain and wrappable and tree.find(exp.Pivot) is not None)
 
 
 def check_parsed(document: str, tables: Collection[str]) -> None:
-    """Hold DuckDB's own parse of a statement (``json_serialize_sql``) to the lists.
+    """Check DuckDB's own parse of a statement (``json_serialize_sql``) against the lists.
 
-    Raises UsageError when it does not pass, Unserialised when DuckDB makes several statements of it.
+    Raises UsageError if it does not pass, Unserialised if DuckDB makes several statements of it.
     """
     tree = json.loads(document)
     if tree["error"]:
@@ -117,7 +117,7 @@ def check_parsed(document: str, tables: Collection[str]) -> None:
 
 
 class _Names:
-    """What a statement may name: our tables, and its own CTEs."""
+    """The names allowed in a statement: our tables, and its own CTEs."""
 
     def __init__(self, tables: Collection[str], ctes: Iterable[str]) -> None:
         self._tables = {table.lower() for table in tables}
@@ -196,7 +196,7 @@ def _check_tree(tree: exp.Expression, tables: Collection[str]) -> None:
             names.check_function(node.name, operator=False, in_from=isinstance(node.parent, exp.Table | exp.Lateral))
         elif isinstance(node, exp.Describe | exp.Summarize) and not isinstance(node.this, exp.Query | exp.Table | exp.Values):
             _refuse(f"{node.this.sql('duckdb')[:60]} can't be described: only the tables of 'stoker schema', and queries")
-        elif isinstance(node, exp.Show) and node.name.upper() != "TABLES":
+        elif isinstance(node, exp.Command) or (isinstance(node, exp.Show) and node.name.upper() != "TABLES"):  # SHOW alone gets here
             _refuse("only SHOW TABLES; DESCRIBE shows one")
         elif not isinstance(node, _NODES + _SYNTAX) and type(node) not in functions:
             _refuse(f"{_named(node)} is not allowed")
@@ -204,15 +204,16 @@ def _check_tree(tree: exp.Expression, tables: Collection[str]) -> None:
 
 @functools.cache
 def _function_classes() -> frozenset[type[exp.Func]]:
-    """sqlglot's classes for the allowed functions, found by parsing a call of each."""
+    """sqlglot's classes for the allowed functions, found by parsing calls of each that it reads as more than a name and arguments."""
+    duckdb = sqlglot.Dialect.get_or_raise("duckdb")
+    parser = duckdb.parser_class
+    own = {*parser.FUNCTIONS, *parser.FUNCTION_PARSERS, *parser.NO_PAREN_FUNCTION_PARSERS, *duckdb.tokenizer_class.KEYWORDS}
     found: set[type[exp.Func]] = set()
     for name in FUNCTIONS | TABLE_FUNCTIONS:
-        for arguments in ("", "a", "a, b", "a, b, c"):
-            try:
-                call = sqlglot.parse_one(f"SELECT {name}({arguments})", dialect="duckdb")
-            except SqlglotError:
-                continue  # not a number of arguments that this function takes
-            found.update(type(node) for node in call.find_all(exp.Func) if not isinstance(node, exp.Anonymous))
+        if name.upper() in own:
+            calls = ", ".join(f"{name}({arguments})" for arguments in ("", "a", "a, b", "a, b, c"))
+            tree = sqlglot.parse_one(f"SELECT {calls}", dialect=duckdb, error_level=ErrorLevel.IGNORE)  # some take another number of them
+            found.update(type(node) for node in tree.find_all(exp.Func) if not isinstance(node, exp.Anonymous))
     return frozenset(found)
 
 

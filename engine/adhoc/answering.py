@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
     from .replica import Replica
 
-SPILL, SPILL_OF_FREE = 4 << 30, 1 / 8  #: bytes on disk that may spill, and the share of what is free
+SPILL, SPILL_OF_FREE = 4 << 30, 1 / 8  #: most bytes of spilling on disk, and as a share of the free ones
 SPILL_SHARE = 1 / 8  #: of the memory: beyond it, sorts and hash tables spill
-ANSWER_BYTES = 768 << 20  #: bytes for the rows of an answer, beside the memory that the query may take
+ANSWER_BYTES = 768 << 20  #: bytes for the rows of an answer, beside the query's memory
 NICENESS = 5  #: the daemon comes first, then jobs
 _DEATH_SIGNAL = 1  #: PR_SET_PDEATHSIG
 _libc = ctypes.CDLL(None)
 
 
 def answer_and_exit(replica: Replica, ask: Ask, out: socket.socket, folder: Path) -> NoReturn:
-    """Never returns, whatever happens: what follows in the caller is the parent's."""
+    """Never returns: the caller's further code is for the parent only."""
     try:
         _bound(ask)
         answer = _answer(replica, ask, folder)
@@ -49,7 +49,7 @@ def answer_and_exit(replica: Replica, ask: Ask, out: socket.socket, folder: Path
         sys.stderr.write(f"the statement {ask.text[:200]!r} failed:\n{traceback.format_exc()}")
         answer = _refusal(StokerError("the statement could not be served: the daemon's log has the details"))
     try:
-        with contextlib.suppress(OSError):  # nobody waits for it any more
+        with contextlib.suppress(OSError):  # the asker is gone
             out.sendall(answer)
     finally:
         os._exit(0)  # without closing the database, which is the parent's
@@ -96,13 +96,13 @@ def _answer(replica: Replica, ask: Ask, folder: Path) -> bytes:
         body, media = result.csv(), "text/csv"
     else:
         body, media = msgspec.json.encode(result.json()), "application/json"
-    if len(body) > limits.answer:  # what was fetched was counted by its characters, of which some take six bytes
+    if len(body) > limits.answer:  # rows were counted by characters, of which some take six bytes
         raise too_large(limits)
     return pack_answer(Head(len(body), media, result.truncated), body)
 
 
 def _only_read(database: Path) -> None:
-    """Put a descriptor that can't write in the place of the one of the copy's file, which the parent goes on using."""
+    """Replace the descriptor of the copy's file, which the parent still uses, by one that cannot write."""
     reading = os.open(database, os.O_RDONLY | os.O_CLOEXEC)
     for number in descriptors_of(database.stat()):
         if number != reading:

@@ -1,7 +1,7 @@
-"""Ad-hoc SQL as the daemon sees it: questions in, answers out, and a process behind them that may die at any moment.
+"""The daemon's side of ad-hoc SQL: questions in, answers out, and a process behind them that may die at any moment.
 
-With the first question a thread starts the process, gives it the database, and from then on sends on what each commit does. If
-the process dies, or does not keep up, there is a new one. Questions wait meanwhile, within their own time.
+At the first question a thread starts the process, gives it the database, and from then on passes on each commit. If the process
+dies, or does not keep up, there is a new one. Questions wait meanwhile, within their own time.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ FORMATS = ("json", "csv", "parquet")
 LONGEST_TEXT = 20_000  #: characters
 MAX_ROWS = 1_000_000
 MAX_SECONDS = 300.0
-GRACE = 0.5  #: seconds beyond its time after which an answer is no longer waited for
-COPY_MEMORY = 1 << 30  #: bytes that the copy may take: what is cached of it, and what has changed since it was last settled
-MOST_BEHIND = 20_000  #: commits that wait to be sent on; a process that leaves more unread is ended
-MOST_UNSENT = 256 << 20  #: bytes of answers that those who asked have yet to take
-HANG_PATIENCE = 5.0  #: seconds more without a word after which the process itself is taken to hang
+GRACE = 0.5  #: seconds beyond its time for which an answer is awaited
+COPY_MEMORY = 1 << 30  #: bytes that the copy may take: cached ones, and changes since it was last settled
+MOST_BEHIND = 20_000  #: commits that wait to be sent; a process that leaves more unread is ended
+MOST_UNSENT = 256 << 20  #: bytes of answers that clients have not taken yet
+HANG_PATIENCE = 5.0  #: further seconds of silence after which the process itself counts as hanging
 LONGEST_PAUSE = 30.0  #: seconds between two starts, if they fail
 log = logging.getLogger(__name__)
 
@@ -94,13 +94,13 @@ class _Process:
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},  # a process that forks has one thread
             )
-        self.commits: queue.SimpleQueue[tuple[int, list[Change]] | None] = queue.SimpleQueue()  #: None: it is over
+        self.commits: queue.SimpleQueue[tuple[int, list[Change]] | None] = queue.SimpleQueue()  #: None: the end
         self.ready = False
         self.served = False  #: it was ready once
         self.moved = False  #: the database was written to while it was copied
         self.heard = 0  #: messages
-        self.why = ""  #: it ended, in its own words
-        self.asked: dict[int, asyncio.Future[int]] = {}  #: statements that have not ended; the future is of the signal that ends them
+        self.why = ""  #: the reason of its end, in its own words
+        self.asked: dict[int, asyncio.Future[int]] = {}  #: running statements; the future gets the signal that ends one
         self.gone = threading.Event()  #: nothing more is heard of it
 
     def end(self) -> None:
@@ -126,7 +126,7 @@ class Desk:
         self._process: _Process | None = None  #: the one that hears of commits
         self._unsent = 0  #: bytes that `hold` counts
         self._trouble = ""  #: why there is none at the moment, and will not be soon
-        self._wanted = threading.Event()  #: somebody has asked: who never does pays for no copy
+        self._wanted = threading.Event()  #: set by the first query: without queries no copy is kept
         self._closing = threading.Event()
         self._changed = asyncio.Event()  #: replaced whenever one of the last two changes
         self._thread = threading.Thread(target=self._keep, name="sql-feed", daemon=True)
@@ -223,7 +223,7 @@ class Desk:
                 writer.close()
 
     def _hear(self, process: _Process) -> None:
-        """What the process says; an empty message is its end."""
+        """Receive a message of the process; an empty one means that it has ended."""
         try:
             body = process.desk.recv(LARGEST_MESSAGE)
         except BlockingIOError:
@@ -247,7 +247,7 @@ class Desk:
                 for ended in process.asked.values():
                     if not ended.done():
                         ended.set_exception(Unreachable(_RESTARTED))
-                        ended.exception()  # whoever has its answer does not ask
+                        ended.exception()  # marks it as read: a client that has its answer does not look
                 process.gone.set()
                 process.commits.put(None)
 
@@ -281,7 +281,7 @@ class Desk:
                 process = _Process(self._home.scratch / f"sql-{os.getpid()}-{next(self._lives)}")
                 words = self._live(process, hold)
                 served, moved = process.served, process.moved
-            except Exception as error:  # the disk is full, the database has failed, the loop has ended, or it is our own
+            except Exception as error:  # the disk is full, the database has failed, the loop has ended, or it is our own error
                 words = getattr(error, "strerror", None) or str(error) or type(error).__name__
             hold = moved
             if self._closing.is_set() or moved:
@@ -299,14 +299,14 @@ class Desk:
         self._closing.wait(seconds)
 
     def _live(self, process: _Process, hold: bool) -> str:
-        """One life of the process; how it ended."""
+        """One life of the process; returns the reason of its end."""
         try:
             self._loop.call_soon_threadsafe(self._loop.add_reader, process.desk, self._hear, process)
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 self._feed(process, hold)
             process.running.kill()
             if not self._closing.is_set():
-                process.gone.wait()  # its descriptors may be given to others only once the loop knows that it has ended
+                process.gone.wait()  # its descriptors may be reused only once the loop knows that it has ended
         finally:
             self._process = None
             process.end()
@@ -322,10 +322,10 @@ class Desk:
             process.feed.sendall(frame(number, encode(changes)))
 
     def _begin(self, process: _Process, hold: bool) -> tuple[int, Load]:
-        """Between two commits: from here on the process hears of them, and the file and its log have all that came before.
+        """Between two commits: from here on the process gets them, and the file and its log have all earlier ones.
 
         With ``hold`` they are copied now, while commits wait: there was a checkpoint during the last attempt.
-        There is none here: DuckDB refuses it as long as somebody reads what was so before the last commit.
+        No checkpoint is made here: DuckDB refuses it while a reader sees the state before the last commit.
         """
         database, head = self._store.path, b""
         descriptor = _descriptor(database)
@@ -354,7 +354,7 @@ def _late(seconds: float) -> str:
 
 
 def _died(number: int, ask: Ask) -> NoReturn:
-    """Say what became of a statement whose process ended without an answer."""
+    """Raise the error for a statement whose process ended without an answer."""
     if number == SIGALRM:
         raise LimitExceeded(_late(ask.seconds))
     name = _name(number) if number else "an error of its own"
@@ -362,7 +362,7 @@ def _died(number: int, ask: Ask) -> NoReturn:
 
 
 def _descriptor(path: Path) -> int:
-    """The database's own descriptor. To open and close the file here once more would undo the lock that DuckDB has on it."""
+    """The database's own descriptor. Opening and closing the file here once more would undo DuckDB's lock on it."""
     for number in descriptors_of(path.stat()):
         return number
     raise StoreError(f"{path}: the file that is open is another one: it was moved or replaced")

@@ -1,7 +1,7 @@
-"""Functions that ad-hoc SQL may call. What is not named here is refused, so a new DuckDB adds nothing by itself.
+"""Functions that ad-hoc SQL may call. All others are refused, so a new DuckDB adds none by itself.
 
-Left out on purpose: whatever reads files, settings, secrets or variables, runs other SQL, sleeps, logs, or tells
-of the database's own workings. What merely takes long or grows large is not left out: a statement can be killed.
+Left out on purpose: functions that read files, settings, secrets or variables, run other SQL, sleep, log, or show
+the database's internals. Functions that only take long or grow large are allowed: a statement can be killed.
 """
 
 from __future__ import annotations

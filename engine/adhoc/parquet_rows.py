@@ -1,6 +1,6 @@
 """Two columns of a Parquet file as lines of JSON: ``python -m stoker.engine.adhoc.parquet_rows FILE TEXT LABEL``.
 
-A program, as a job reads it: its own process has no DuckDB, which only the engine imports.
+It is a program of its own, as a job has no DuckDB, which only the engine imports.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`stoker serve-sql`: a read-only copy of the database over DuckDB's remote protocol, for DuckDB clients and BI tools.
 
-A copy, not the live file: the protocol's server runs whatever its clients send, so it must not sit in the
+It serves a copy, not the live file: the protocol's server runs any SQL of its clients, so it must not sit in the
 daemon's process, and DuckDB lets no second process open the daemon's file, not even to read it.
 """
 
@@ -23,7 +23,7 @@ _MISSING = (
 
 
 def open_copy(copy: Path) -> duckdb.DuckDBPyConnection:
-    """Open a backup for strangers: read only, no files, no settings; UsageError when the extension cannot be had."""
+    """Open a backup for strangers: read only, no files, no settings; UsageError if the extension is not available."""
     import duckdb
 
     if not copy.is_file():
@@ -39,7 +39,7 @@ def open_copy(copy: Path) -> duckdb.DuckDBPyConnection:
 
 
 def serve(con: duckdb.DuckDBPyConnection, uri: str, token: str) -> str:
-    """Start the server in the background of ``con``; the SQL by which a client attaches. It ends when ``con`` is closed."""
+    """Start the server in the background of ``con``; returns the SQL with which a client attaches. It ends when ``con`` is closed."""
     import duckdb
 
     if not token:

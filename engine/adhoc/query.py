@@ -1,7 +1,7 @@
-"""Runs one ad-hoc statement on a connection: read only, held to the guard, answered as JSON rows, CSV or Parquet.
+"""Runs one ad-hoc statement on a connection: read only, checked by the guard, answered as JSON rows, CSV or Parquet.
 
-It is called in a process that is there for this one statement (`server.py`), so that time and memory need no
-watching here: who asks too much is killed.
+It is called in a process for this one statement (`server.py`), so time and memory are not watched here: a statement
+that takes too much is killed.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def readable(con: duckdb.DuckDBPyConnection) -> frozenset[str]:
 def run_query(con: duckdb.DuckDBPyConnection, sql: str, limits: AnswerLimits, tables: Collection[str]) -> Result:
     """Guard and run ``sql``. ``tables`` are the names that may be read.
 
-    Raises UsageError for what is not allowed or wrong, LimitExceeded when it needs too much.
+    Raises UsageError for a refused or wrong statement, LimitExceeded if it needs too much.
     """
     started = time.monotonic()
     with _session(con, sql, tables) as statement:
@@ -110,7 +110,7 @@ def run_parquet(con: duckdb.DuckDBPyConnection, sql: str, limits: AnswerLimits, 
         with _session(con, sql, tables) as statement:
             if statement.explain or not statement.wrappable:
                 raise UsageError("format: parquet is for queries; ask for DESCRIBE, SHOW and EXPLAIN as json or csv")
-            rows = f"SELECT * FROM (\n{statement.text}\n) LIMIT {limits.rows:d}"
+            rows = f"SELECT * FROM ({statement.text}\n) LIMIT {limits.rows:d}"
             with _bounded(con, path, limits):
                 count = con.execute(f"COPY ({rows}) TO '{target}' (FORMAT parquet)").fetchall()[0][0]
             return ParquetFile(path.read_bytes(), count >= limits.rows)
@@ -120,7 +120,7 @@ def run_parquet(con: duckdb.DuckDBPyConnection, sql: str, limits: AnswerLimits, 
 
 @contextlib.contextmanager
 def _bounded(con: duckdb.DuckDBPyConnection, path: Path, limits: AnswerLimits) -> Iterator[None]:
-    """Interrupt what writes the file when it grows too large: a disk holds more than an answer may."""
+    """Interrupt the writing of the file when it grows too large: a disk holds more than an answer may."""
     done, exceeded = threading.Event(), threading.Event()
 
     def grown() -> bool:
@@ -129,7 +129,7 @@ def _bounded(con: duckdb.DuckDBPyConnection, path: Path, limits: AnswerLimits) -
     def watch() -> None:
         while not done.wait(0.02):
             if grown():
-                exceeded.set()  # what is interrupted removes its file
+                exceeded.set()  # an interrupted query removes its file
                 con.interrupt()
 
     watching = threading.Thread(target=watch, daemon=True)
@@ -162,7 +162,7 @@ def _session(con: duckdb.DuckDBPyConnection, sql: str, tables: Collection[str]) 
             except Unserialised:
                 if not statement.pivot:
                     raise
-                # Its columns are rows' values, which DuckDB asks for first. The answer is kept, to be asked as others are.
+                # Its columns are values of rows, which DuckDB reads first. The answer is kept, to be queried like others.
                 con.execute(f"CREATE TEMP TABLE pivoted AS (\n{statement.text}\n)")
                 statement = replace(statement, text="FROM pivoted")
             yield statement
@@ -173,10 +173,13 @@ def _session(con: duckdb.DuckDBPyConnection, sql: str, tables: Collection[str]) 
         raise _translated(error) from None
 
 
+_SHAPE_OF = "DESCRIBE SELECT * FROM ("  #: before a statement on its own first line, so that errors name its lines by their numbers
+
+
 def _translated(error: Exception) -> Exception:
     import duckdb
 
-    text = " ".join(str(error).split())
+    text = " ".join(str(error).replace(_SHAPE_OF, "").split())
     if isinstance(error, OverflowError | ValueError):  # such as an interval of a million years
         return UsageError(f"query: a value cannot be answered: {text[:200]}; cast it to VARCHAR")
     if isinstance(error, StokerError) or not isinstance(error, duckdb.Error | MemoryError):
@@ -187,7 +190,7 @@ def _translated(error: Exception) -> Exception:
 
 
 def plain(value: Any) -> Any:
-    """A value of DuckDB's as JSON knows it."""
+    """A value of DuckDB's in JSON's types."""
     match value:
         case None | bool() | int() | str():
             return value
@@ -209,7 +212,7 @@ def plain(value: Any) -> Any:
 
 
 def _shape(con: duckdb.DuckDBPyConnection, statement: Statement) -> tuple[list[str], list[str]]:
-    columns = con.execute(f"DESCRIBE SELECT * FROM (\n{statement.text}\n)").fetchall()
+    columns = con.execute(f"{_SHAPE_OF}{statement.text}\n)").fetchall()
     return [column[0] for column in columns], [column[1] for column in columns]
 
 
@@ -219,7 +222,7 @@ def _described(con: duckdb.DuckDBPyConnection) -> tuple[list[str], list[str]]:
 
 
 def _without_zones(text: str, types: list[str]) -> str:
-    """The statement with times that carry a zone turned to UTC ones: Python can fetch the former only where pytz is installed."""
+    """The statement with times with a zone turned to UTC ones: Python can fetch the former only if pytz is installed."""
     names = [f"c{number}" for number in range(len(types))]
     parts = []
     for name, kind in zip(names, types, strict=True):
@@ -231,7 +234,7 @@ def _without_zones(text: str, types: list[str]) -> str:
 
 
 def _fetch(con: duckdb.DuckDBPyConnection, limits: AnswerLimits) -> tuple[list[tuple[Any, ...]], bool]:
-    """Rows up to the limits; few at first, then as many at a time as should fit: rows can be of any width."""
+    """Rows up to the limits; few at first, then as many at a time as should fit, as rows may be of any width."""
     rows: list[tuple[Any, ...]] = []
     size, count = 0, 8
     while chunk := con.fetchmany(min(count, limits.rows + 1 - len(rows))):

@@ -1,8 +1,7 @@
-"""A copy of the database that follows it: loaded from the file once, then told what each commit does.
+"""A copy of the database that follows it: loaded from the file once, then updated with each commit.
 
-Nothing of it is written to a log. What has been applied since it was loaded is in memory until `settle` writes it into
-the copy's file. That file belongs to the process, so whoever forks off it reads what it was at that moment, for
-as long as it is not settled.
+It writes no log. Changes since the load are in memory until `settle` writes them into the copy's file. That file belongs
+to the process, so a fork reads the state of its moment, as long as the file is not settled.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     import duckdb
 
 _HEADERS = 3 * 4096  #: bytes at the front of a DuckDB file, of which one changes with each checkpoint
-PRIVATE = frozenset({"tokens", "page_sessions"})  #: tables that are nobody's business
+PRIVATE = frozenset({"tokens", "page_sessions"})  #: tables that no query may read
 
 
 class Moved(Exception):
@@ -31,28 +30,28 @@ class Moved(Exception):
 
 
 def head_of(descriptor: int) -> bytes:
-    """What tells one checkpoint of a database file from another."""
+    """The bytes that distinguish the checkpoints of a database file."""
     return hashlib.sha256(os.pread(descriptor, _HEADERS, 0)).digest()
 
 
 def descriptors_of(file: os.stat_result) -> Iterator[int]:
-    """The descriptors by which this process has the file open."""
+    """This process's descriptors of the file."""
     for number in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
-        with contextlib.suppress(OSError):  # that of the directory itself is closed by now
+        with contextlib.suppress(OSError):  # the directory's own is closed by now
             if os.path.samestat(os.fstat(number), file):
                 yield number
 
 
 def log_of(database: Path) -> Path:
-    """DuckDB's write-ahead log: what was committed since the last checkpoint."""
+    """DuckDB's write-ahead log: the commits since the last checkpoint."""
     return database.with_name(database.name + ".wal")
 
 
 def copy_of(database: Path, head: bytes, logged: int, target: Path) -> None:
-    """Copy the file, and so many bytes of its log, while others write to the log; `Moved` when its last checkpoint is, or becomes, another.
+    """Copy the file, and so many bytes of its log, while others write to the log; `Moved` if its last checkpoint differs or changes.
 
-    A checkpoint writes to unused blocks first, then its header, and empties the log last. So as long as the header
-    stays, all that it refers to does, and the log only grows.
+    A checkpoint writes to unused blocks first, then its header, and empties the log last. So while the header stays the
+    same, so do all blocks to which it refers, and the log only grows.
     """
     with open(database, "rb") as file, open(target, "x+b") as copy:
         shutil.copyfileobj(file, copy, 1 << 20)
@@ -63,7 +62,7 @@ def copy_of(database: Path, head: bytes, logged: int, target: Path) -> None:
 
 
 def copy_log(database: Path, logged: int, target: Path) -> None:
-    """Copy the first ``logged`` bytes of the log; `Moved` when it has fewer."""
+    """Copy the first ``logged`` bytes of the log; `Moved` if it has fewer."""
     if not logged:
         return
     with contextlib.suppress(FileNotFoundError), open(log_of(database), "rb") as log, open(log_of(target), "xb") as copy:
@@ -73,13 +72,13 @@ def copy_log(database: Path, logged: int, target: Path) -> None:
 
 
 class Replica:
-    """``number`` is that of the last commit that is in it."""
+    """``number`` is that of its last commit."""
 
     def __init__(self, path: Path, number: int, memory: int) -> None:
         import duckdb
 
-        # One thread, and no other ones for reading: a process can be forked only where nobody else holds a lock.
-        # No spilling either: what this process spilled, its children would write over.
+        # One thread, with no others for reading: a process can be forked only if no other thread holds a lock.
+        # No spilling either, as children would overwrite this process's spilled data.
         settings: dict[str, str | bool | int | float | list[str]] = {
             "threads": 1,
             "async_threads": 0,
@@ -106,16 +105,16 @@ class Replica:
 
     @property
     def behind(self) -> bool:
-        """Commits are known of that are not in it yet."""
+        """Whether known commits are not in it yet."""
         return bool(self._waiting)
 
     def take(self, number: int, body: bytes) -> None:
-        """Hear of a commit; `catch_up` applies it."""
+        """Take a commit; `catch_up` applies it."""
         self._waiting.append(body)
         self._newest = number
 
     def catch_up(self) -> None:
-        """Apply all that has been heard, in one transaction."""
+        """Apply all taken commits, in one transaction."""
         if not self._waiting:
             return
         changes = [change for body in self._waiting for change in decode(body)]
@@ -128,6 +127,6 @@ class Replica:
         self._waiting.clear()
 
     def settle(self) -> None:
-        """Write what is in memory into the file. Nobody who was forked off may be reading it."""
+        """Write the changes in memory into the file. No fork may be reading it."""
         self.con.execute("CHECKPOINT")
         self.unsettled = 0  #: bytes of changes that are in memory only

@@ -2,8 +2,8 @@
 
     python -m stoker.engine.adhoc.server FEED DESK       (the numbers of two inherited sockets: `wire.py`)
 
-A fork sees the copy as it was at that moment, shares its memory, can be killed at any time, and can harm nobody
-but itself. For that, this process has one thread. It ends with its daemon.
+A fork sees the copy as of that moment, shares its memory, can be killed at any time, and can harm only itself. For
+that, this process has one thread. It ends with its daemon.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .answering import answer_and_exit
 from .replica import Moved, Replica, copy_of, log_of
 from .wire import LARGEST_MESSAGE, Ask, Drop, Failed, Load, Ready, StatementEnded, ToDaemon, decode_for_server, frames
 
-COMMIT_LAG_SECONDS = 0.9  #: seconds after which a commit is applied though nobody asks
-SETTLE_BYTES = 16 << 20  #: bytes of changes in memory that are written to the file when nobody is running
-MUST_SETTLE = 256 << 20  #: bytes from which on statements wait until they have been
+COMMIT_LAG_SECONDS = 0.9  #: seconds after which a commit is applied even without a question
+SETTLE_BYTES = 16 << 20  #: bytes of changes in memory that are written to the file when no statement runs
+MUST_SETTLE = 256 << 20  #: bytes from which on statements wait until they are written
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Server:
         self._running: dict[int, _Running] = {}
         self._replica: Replica | None = None
         self._folder = Path()
-        self._heard = 0.0  #: when the first commit came that has not been applied
+        self._heard = 0.0  #: arrival of the oldest commit that is not applied
         self._selector = selectors.DefaultSelector()
         self._selector.register(feed, selectors.EVENT_READ, self._read_feed)
         self._selector.register(desk, selectors.EVENT_READ, self._read_desk)
@@ -61,7 +61,7 @@ class Server:
             self._work()
 
     def _pause(self) -> float | None:
-        """Seconds until something is to be done unasked; None: nothing is."""
+        """Seconds until the next work without a question; None: there is none."""
         if self._replica is None or not self._replica.behind:
             return None
         return max(0.0, self._heard + COMMIT_LAG_SECONDS - time.monotonic())
@@ -109,7 +109,7 @@ class Server:
         for entry in [entry for entry in self._waiting if entry[0].id == number]:
             self._waiting.remove(entry)
             entry[1].close()
-            self._tell(StatementEnded(number, signal.SIGKILL))  # each question comes to an end that is told
+            self._tell(StatementEnded(number, signal.SIGKILL))  # the end of each question is reported
 
     def _work(self) -> None:
         replica = self._replica
@@ -134,7 +134,7 @@ class Server:
         self._selector.register(running.end, selectors.EVENT_READ, lambda: self._ended(running))
 
     def _let_go(self) -> None:
-        """In a new process: close what is the parent's alone, so that nobody waits for this process by mistake."""
+        """In a new process: close descriptors of the parent only, so that no one waits for this process by mistake."""
         self._selector.close()
         for held in (self._feed, self._desk, *(out for _, out in self._waiting)):
             held.close()
@@ -158,7 +158,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the daemon decides when this ends
     feed, desk = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     try:
-        guard("SELECT 1", ())  # what it works out once is here then, for all processes that are forked
+        guard("SELECT 1", ())  # its one-time work is done before the forks
         Server(feed, desk).run()
     except Moved:
         desk.send(msgspec.msgpack.encode(Failed("the database was written to while it was copied", moved=True)))

@@ -1,4 +1,4 @@
-"""At most so many at a time, and users in turn: who asks a hundred questions keeps nobody else waiting for them."""
+"""A limit of questions at a time, and users in turn: a user with a hundred questions does not delay others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_WAITING = 200  #: of one user
 
 
 class Turns:
-    """For one event loop. One user has all turns but one at most, so that another always comes soon."""
+    """For one event loop. One user has at most all turns except one, so that another soon gets a turn."""
 
     def __init__(self, at_once: int) -> None:
         self._free = at_once
@@ -23,7 +23,7 @@ class Turns:
 
     @contextlib.asynccontextmanager
     async def of(self, user: str) -> AsyncIterator[None]:
-        """Wait for a turn of ``user``. Raises LimitExceeded when too many wait already."""
+        """Wait for a turn of ``user``. Raises LimitExceeded if too many wait already."""
         if self._free and self._held[user] < self._most:
             self._free -= 1
             self._held[user] += 1
@@ -49,12 +49,12 @@ class Turns:
 
     def _give_back(self, user: str) -> None:
         self._held[user] -= 1
-        self._held += Counter()  # who has none is not remembered
+        self._held += Counter()  # forgets users without turns
         self._free += 1
         self._give_on()
 
     def _give_on(self) -> None:
-        """Give what is free to those who wait, the user first who was given none for longest."""
+        """Give free turns to waiting users, the one first whose last turn was longest ago."""
         while self._free and (user := self._next()) is not None:
             self._free -= 1
             self._held[user] += 1
@@ -63,7 +63,7 @@ class Turns:
 
     def _next(self) -> str | None:
         for user, queue in list(self._queues.items()):
-            while queue and queue[0].done():  # who has just given up
+            while queue and queue[0].done():  # just given up
                 queue.popleft()
             if not queue:
                 del self._queues[user]

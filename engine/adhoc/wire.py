@@ -1,8 +1,8 @@
 """Messages between the daemon and the process of ad-hoc SQL.
 
-Two sockets join them. The *feed* is a stream from the daemon: a `Load`, then what each commit has done. The *desk*
+Two sockets join them. The *feed* is a stream from the daemon: a `Load`, then the changes of each commit. The *desk*
 carries single messages both ways, and with each `Ask` the end of a third socket, on which the statement's own
-process answers: a `Head`, then as many bytes as it says. What ends without them has died.
+process answers: a `Head`, then as many bytes as it says. A process that ends without them has died.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ LARGEST_MESSAGE = 1 << 18  #: bytes of a message of the desk
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
-    """Begin with a copy of this file and its log, as long as its head is still this one."""
+    """Begin with a copy of this file and its log, if its head is still this one."""
 
     database: str
-    head: bytes  #: `head_of` the file; empty: it is a copy already, to be taken over
+    head: bytes  #: `head_of` the file; empty: it is a copy already, to be used as it is
     logged: int  #: bytes of its log at that moment
     folder: str  #: for the copy and for what statements spill
     memory: int  #: bytes that the copy may take in memory
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):
-    """Answer one statement on what is known once commit ``after`` is."""
+    """Answer one statement on a state that includes commit ``after``."""
 
     id: int
     after: int
@@ -39,12 +39,12 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
     format: str  #: json, csv, parquet; ``copy``: a new database file, whose path is the answer
     rows: int
     seconds: float  #: that it may take
-    until: float  #: when they are over, by the monotonic clock, which all processes of a host share
+    until: float  #: its deadline, by the monotonic clock, which all processes of a host share
     memory: int
 
 
 class Drop(msgspec.Struct, frozen=True, tag=True):
-    """Nobody waits for this answer any more."""
+    """This answer is no longer wanted."""
 
     id: int
 
@@ -53,7 +53,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     """The copy is loaded."""
 
 
-class StatementEnded(msgspec.Struct, frozen=True, tag="Ended"):  # as a daemon knows it under which the package was replaced
+class StatementEnded(msgspec.Struct, frozen=True, tag="Ended"):  # its tag for a running daemon whose package was replaced
     """The process of a statement has ended, by this signal (0: by itself)."""
 
     id: int
@@ -64,11 +64,11 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     """The copy can't be kept, and the process ends."""
 
     why: str
-    moved: bool = False  #: the file changed while it was copied: nothing is wrong
+    moved: bool = False  #: the file changed while it was copied, which is no fault
 
 
 class Head(msgspec.Struct, frozen=True):
-    """What kind of answer follows, or the error that stands for it."""
+    """The kind of answer that follows, or the error in its place."""
 
     size: int
     media: str = ""
@@ -88,7 +88,7 @@ def frame(number: int, body: bytes) -> bytes:
 
 
 def frames(buffer: bytearray) -> Iterator[tuple[int, bytes]]:
-    """The whole frames at the front of ``buffer``, which are taken out of it."""
+    """The whole frames at the front of ``buffer``; they are removed from it."""
     begin = 0
     while len(buffer) >= begin + _FRAME.size:
         number, size = _FRAME.unpack_from(buffer, begin)
@@ -106,7 +106,7 @@ def pack_answer(head: Head, body: bytes = b"") -> bytes:
 
 
 def unpack_answer(received: bytes) -> tuple[Head, bytes] | None:
-    """The answer; None when it is not whole. Raises the error that was answered."""
+    """The answer; None: it is not whole. Raises the error of the answer."""
     if len(received) < _HEAD.size:
         return None
     begin = _HEAD.size + _HEAD.unpack_from(received)[0]

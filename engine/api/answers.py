@@ -11,9 +11,9 @@ SLICE = 1 << 18  #: bytes that are sent at a time
 
 
 class Encoded(Response):
-    """What is encoded already, by default JSON. It is sent in slices, each once the peer has taken the one before.
+    """An encoded answer, by default JSON. It is sent in slices, each after the peer has taken the one before.
 
-    Given as a whole, each connection would hold a copy of what its peer has yet to read. ``sent`` is called when nothing more is.
+    Sent as a whole, each connection would hold a copy of its unread part. ``sent`` is called after the last slice.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The HTTP application: routes to endpoints, roles, and errors as JSON. What is asked and answered: docs/api.md."""
+"""The HTTP application: routes to endpoints, roles, and errors as JSON. docs/api.md describes requests and answers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _serve(daemon: Services, role: str, function: Endpoint, tcp: bool) -> Callab
             return failure(error)
         except ClientDisconnect:
             return Response(status_code=499)
-        except asyncio.CancelledError:  # it took too long to be waited for at the end
+        except asyncio.CancelledError:  # too slow for the daemon's end
             return failure(Unreachable("the daemon is stopping"))
         except Exception:
             log.exception("%s %s failed", request.method, request.url.path, extra={"action": "api.error"})
@@ -60,7 +60,7 @@ def _serve(daemon: Services, role: str, function: Endpoint, tcp: bool) -> Callab
 
 
 def _known(daemon: Services, request: Request) -> Identity:
-    """Whose token was given; from then on the connection is no stranger's."""
+    """The identity of the token; from then on the connection is no stranger's."""
     who = daemon.tokens.identify(request.headers.get("authorization"))
     if who.role != "none":
         request.state.connection.show_token()
@@ -68,9 +68,9 @@ def _known(daemon: Services, request: Request) -> Identity:
 
 
 def failure(error: StokerError) -> Response:
-    """The answer: one line, however much of the request is quoted in it."""
+    """The answer: one line, however long a quote of the request in it."""
     message = one_line(str(error))
-    if len(message) > LONGEST_ERROR:  # what it is about stands at its beginning, or, where a value was read, at its end
+    if len(message) > LONGEST_ERROR:  # its subject stands at its beginning or, after a quoted value, at its end
         message = f"{message[: LONGEST_ERROR - 201]}…{message[-200:]}"
     body = msgspec.json.encode({"error": {"code": error.code, "message": message}})
     return Response(body, status_code=error.http_status, media_type="application/json")

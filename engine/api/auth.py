@@ -1,4 +1,4 @@
-"""Roles and tokens. The Unix socket is its owner's alone (mode 0600) and may do everything; TCP needs a token with a role."""
+"""Roles and tokens. Only its owner can use the Unix socket (mode 0600), with all rights; TCP needs a token with a role."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ..errors import Unauthorized
 from ..store.store import Store
 
-#: what each role includes
+#: the roles that each role includes
 GRANTS = {
     "none": frozenset({"none"}),
     "read": frozenset({"none", "read"}),
@@ -34,7 +34,7 @@ class Identity:
 
 
 def owner() -> Identity:
-    """Whoever can open the socket: the user who runs the daemon."""
+    """The user of the socket, who runs the daemon."""
     try:
         name = pwd.getpwuid(os.getuid()).pw_name
     except KeyError:

@@ -1,4 +1,4 @@
-"""One request as the endpoints see it: the daemon it is for, who asks, and what with."""
+"""One request for the endpoints: the daemon, the asker, and the arguments."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 MAX_BODY = 64 * 1024 * 1024  #: bytes of one request
-LARGE_BODY = 1024 * 1024  #: bytes; reading more would keep everybody else waiting
+LARGE_BODY = 1024 * 1024  #: bytes; reading more at once would delay all others
 LARGEST_NUMBER = 1e15  #: a float counts exactly up to here, and no log or listing is longer
 
 
 class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is posted where there is nothing to say."""
+    """The body of a request without arguments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request: the daemon it is for, who asks, and what with."""
+    """One request: the daemon, the asker, and the arguments."""
 
     daemon: Services
     who: Identity
     request: Request
-    finish: ExitStack = field(default_factory=ExitStack)  #: what is given back once it has been answered
+    finish: ExitStack = field(default_factory=ExitStack)  #: resources to release after the answer
 
     @property
     def only(self) -> str | None:
-        """The user on whose jobs alone this request may act; None: on everybody's."""
+        """The only user on whose jobs this request may act; None: on all users'."""
         return None if self.who.role == "admin" or self.daemon.config.access.team else self.who.user
 
     def path(self, name: str) -> str:
@@ -54,7 +54,7 @@ class Call:
         return self.request.query_params.get(name, default)
 
     def number(self, name: str) -> float | None:
-        """A query parameter that counts something; UsageError names it."""
+        """A query parameter that is a number; UsageError names it."""
         given = self.request.query_params.get(name)
         if given is None:
             return None
@@ -67,7 +67,7 @@ class Call:
         return number
 
     async def run(self, kind: Kind, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call ``function`` on a thread of that kind: whatever takes longer than a millisecond or waits for anything."""
+        """Call ``function`` on a thread of that kind: for all that takes longer than a millisecond or waits."""
         return await self.daemon.pools.run(kind, function, *args, **kwargs)
 
     async def control(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -80,11 +80,11 @@ class Call:
         return await self.run(Kind.UPLOAD, function, *args, **kwargs)
 
     async def snapshot(self, kind: Kind, question: Hashable, read: Callable[[], Any]) -> Encoded:
-        """What ``read`` gives, shared with everybody who asks the same ``question``; it depends on nothing else of this request."""
+        """The result of ``read``, shared by all requests with the same ``question``; it depends on no other part of the request."""
         return Encoded(await self.daemon.snapshots.ask(kind, question, lambda: msgspec.json.encode(read())))
 
     async def body(self) -> bytes:
-        """All of the body. Of large ones only some are in memory at a time; the others are read when it is their turn."""
+        """The whole body. Only some large ones are in memory at a time; the others wait for their turn."""
         chunks, size, large = [], 0, False
         async for chunk in self.request.stream():
             size += len(chunk)
@@ -98,12 +98,12 @@ class Call:
         return b"".join(chunks)
 
     async def options(self, kind: type[T]) -> T:
-        """The body as a message; none at all is an empty one. UsageError names the field."""
+        """The body as a message; no body is an empty one. UsageError names the field."""
         body = await self.body()
         return decode(body if body not in (b"", b"null") else b"{}", kind)
 
     async def unless_gone(self, answer: Coroutine[Any, Any, T]) -> T:
-        """Await ``answer``, but not for somebody who has closed the connection. The body must have been read."""
+        """Await ``answer``, unless the client closes the connection. The body must have been read."""
         working = asyncio.ensure_future(answer)
         gone = asyncio.ensure_future(self.request.receive())
         try:
@@ -122,7 +122,7 @@ class Call:
 
 
 def decode(body: bytes, kind: type[T]) -> T:
-    """A request's JSON as a message; UsageError says what is wrong with it."""
+    """A request's JSON as a message; UsageError names the mistake."""
     try:
         return msgspec.json.decode(body or b"null", type=kind)
     except msgspec.ValidationError as error:
@@ -132,7 +132,7 @@ def decode(body: bytes, kind: type[T]) -> T:
 
 
 def _where(body: bytes, error: str) -> str:
-    """The field at which a request ceases to be JSON, such as one that is NaN."""
+    """The field at which a request stops being JSON, such as one that is NaN."""
     if (at := re.search(r"\(byte (\d+)\)", error)) is None:
         return ""
     fields = re.findall(rb'"(\w{1,50})"\s*:', body[max(int(at[1]) - 500, 0) : int(at[1])])

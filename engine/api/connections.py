@@ -1,7 +1,7 @@
-"""Bounds on TCP connections: how many there may be, and for how long. Strangers take nothing from those who have a token.
+"""Bounds on the number and the duration of TCP connections. Strangers take no room from clients with a token.
 
-A connection that has shown no valid token yet is a stranger's. Of strangers the newest are kept: with many, the oldest makes way, so
-that a client that speaks at once gets through among thousands that say nothing.
+A connection without a valid token so far is a stranger's. The newest strangers are kept: with many, the oldest makes way, so that a
+client that speaks at once gets through among thousands of silent ones.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from typing import Any, Protocol
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-#: TCP connections at most, or half of the descriptors that this process may have: files and the Unix socket need some too
+#: most TCP connections, or half of the descriptors that this process may have, as files and the Unix socket need some too
 MOST_CONNECTIONS = 4096
 STRANGERS_SHARE = 1 / 4  #: the share of them that may be strangers'
 OF_ONE_ADDRESS = 1 / 2  #: the share of these that may come from one address
-DESCRIPTORS = 65_536  #: that are asked for: some programs that hooks may run look at each that they could have
+DESCRIPTORS = 65_536  #: wanted; not more, as some programs that hooks may run check each possible one
 TOKEN_WITHIN = 10.0  #: seconds in which a connection must show a valid token
 HEAD_WITHIN = 10.0  #: seconds from the first byte of a request to the end of its headers
 BODY_IDLE = 30.0  #: seconds between two pieces of a body
-ANSWER_IDLE = 60.0  #: seconds in which somebody takes nothing of an answer
+ANSWER_IDLE = 60.0  #: seconds in which a client reads nothing of an answer
 LOOK_SECONDS = 1.0  #: seconds between looks at the times above
-LOG_INTERVAL_SECONDS = 60.0  #: seconds between lines of the log about what was closed
+LOG_INTERVAL_SECONDS = 60.0  #: seconds between log lines about closed connections
 log = logging.getLogger(__name__)
 
 
 def raise_descriptors() -> int:
-    """Let this process open as many files as it may; how many these are."""
+    """Let this process open as many files as it may; returns the number."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -44,7 +44,7 @@ def raise_descriptors() -> int:
 
 
 class Guarded(Protocol):
-    """What is known of one."""
+    """A connection's state."""
 
     origin: str
     transport: asyncio.Transport
@@ -108,7 +108,7 @@ class Connections:
 
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
-        """Look at them as long as this lasts."""
+        """Check them during the block."""
         watch = asyncio.create_task(self._watch())
         try:
             yield
@@ -127,7 +127,7 @@ class Connections:
 
 
 class Connection(H11Protocol):
-    """One of them. What is asked over it learns of it as ``state["connection"]`` of its scope."""
+    """One of them. Requests find it as ``state["connection"]`` of their scope."""
 
     def __init__(self, connections: Connections, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -135,9 +135,9 @@ class Connection(H11Protocol):
         self.origin = ""
         self._connections = connections
         self._opened = self._heard = time.monotonic()
-        self._head_began: float | None = None  #: when the first byte of a request came whose headers are not complete yet
+        self._head_began: float | None = None  #: time of the first byte of a request with incomplete headers
         self._unsent = 0  #: bytes of an answer that were waiting at the last look
-        self._taken = 0.0  #: when that was last seen to change
+        self._taken = 0.0  #: time of its last observed change
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -158,7 +158,7 @@ class Connection(H11Protocol):
             self._head_began = None
 
     def show_token(self) -> None:
-        """Somebody asks over it who has a valid token."""
+        """A request over it has shown a valid token."""
         self._connections.know(self)
 
     def _is_asked(self) -> bool:
@@ -180,13 +180,13 @@ class Connection(H11Protocol):
 
 
 class Sealed(asyncio.Protocol):
-    """One until its TLS handshake is over, when a `Connection` takes it on. It counts as a stranger's from when it is accepted."""
+    """A connection before the end of its TLS handshake, when a `Connection` takes over. It is a stranger's from its acceptance on."""
 
     def __init__(self, connections: Connections, context: ssl.SSLContext, **served: Any) -> None:
         self.origin = ""
         self._connections, self._context, self._served = connections, context, served
         self._opened = time.monotonic()
-        self._early = bytearray()  #: what came with the last piece of the handshake
+        self._early = bytearray()  #: bytes that came with the last piece of the handshake
         self._lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -226,7 +226,7 @@ class Sealed(asyncio.Protocol):
 
 
 def _origin(address: str) -> str:
-    """What counts as one address: of IPv6 the network of 64 bits, all of which one host may have."""
+    """The unit of an address: for IPv6 the network of 64 bits, all of which one host may have."""
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

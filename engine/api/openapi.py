@@ -1,6 +1,6 @@
-"""The OpenAPI document of the endpoints: their paths and roles, the bodies that they decode, and what is said here of their answers.
+"""The OpenAPI document of the endpoints: their paths and roles, the bodies that they decode, and the answers as listed here.
 
-A test walks all endpoints and compares what they answer; an endpoint that is not said here fails it.
+A test compares the answers of all endpoints with this list; it fails for an endpoint that is missing here.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .jobs.written_jobs import Submitted
 from .operators import kept, operators, pool_calls, reports, tuning
 from .studies import prompt_banks, simulations, traces
 
-#: Of each endpoint: what it answers, fields with their types ("?": or null, "~" before it: not always there), or a media type; names in
-#: its query; the type of its body.
+#: For each endpoint: the fields of its answer with their types ("?": or null, "~" before the name: not always there), or a media type;
+#: the names in its query; the type of its body.
 SAID: dict[str, tuple[str, str, Any]] = {
     "GET /healthz": ("ok: boolean", "", None),
     "GET /metrics": ("text/plain", "", None),
@@ -134,7 +134,7 @@ SAID: dict[str, tuple[str, str, Any]] = {
 
 
 def _answer(said: str) -> dict[str, Any]:
-    """The content of an answer."""
+    """The ``content`` of an answer."""
     if "/" in said:
         return {said: {"schema": {"type": "string"}}}
     properties, required = {}, []
@@ -163,7 +163,7 @@ def _operation(path: str, role: str, function: Endpoint, said: tuple[str, str, A
 
 @functools.cache
 def described(endpoints: tuple[tuple[str, str, Endpoint, str], ...]) -> bytes:
-    """The document of endpoints (path, role, function, method), as JSON."""
+    """The document for these endpoints (path, role, function, method), as JSON."""
     known = [(entry, SAID[f"{entry[3]} {entry[0]}"]) for entry in endpoints if f"{entry[3]} {entry[0]}" in SAID]
     bodies, components = msgspec.json.schema_components(
         [said[2] for _, said in known if said[2] is not None], ref_template="#/components/schemas/{name}"

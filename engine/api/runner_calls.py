@@ -32,7 +32,7 @@ from .call import Call, endpoint
 
 async def hello(call: Call) -> Welcome:
     message = await call.message(Hello)
-    if message.protocol == VERSION:  # of another one nothing counts but that
+    if message.protocol == VERSION:  # a message of another version is not read further
         offers.require(message)
     ((daemon,),) = await call.read(call.daemon.store.rows, "api/identity")
     if message.serves not in (None, daemon):
@@ -44,7 +44,7 @@ async def hello(call: Call) -> Welcome:
         message = msgspec.structs.replace(message, fetch_at_most=call.daemon.config.runners.fetched_bytes)
     if message.fence_after is not None:
         message = msgspec.structs.replace(message, fence_after=call.daemon.config.runners.fenced_after)
-    session = await asyncio.wrap_future(call.daemon.store.submit(runners.hello, message, urgent=True))  # without it nothing can be stopped
+    session = await asyncio.wrap_future(call.daemon.store.submit(runners.hello, message, urgent=True))  # nothing can be stopped without it
     call.daemon.fleet.registered(message.node, session)
     config = call.daemon.config
     return Welcome(
@@ -78,7 +78,7 @@ async def poll(call: Call) -> Any:
 async def report(call: Call) -> Any:
     message = await call.message(Report)
     call.daemon.fleet.hear(message.node, message.session)
-    if call.daemon.unstored:  # an end that is not known to have been asked for would be a failure
+    if call.daemon.unstored:  # the end of a job whose cancellation was not stored would count as a failure
         await call.control(call.daemon.unstored.look)
     return await asyncio.wrap_future(call.daemon.store.submit(runners.report, message, urgent=bool(message.workers)))
 
@@ -118,7 +118,7 @@ async def bundle(call: Call) -> Response:
     call.daemon.fleet.hear(message.node, message.session)
     try:
         content = await call.upload(call.daemon.bundles.read, message.digest, message.offset)
-    except NotFound:  # who has it sends it again
+    except NotFound:  # the runner that has it sends it again
         await asyncio.wrap_future(call.daemon.store.submit(drop_bundle, message.digest, urgent=True))
         raise
     return Response(content, media_type="application/octet-stream")

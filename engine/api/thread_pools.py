@@ -1,6 +1,6 @@
-"""The threads on which endpoints work, apart by what they do: whatever fills one kind, the others go on.
+"""The threads on which endpoints work, in one pool for each kind of request: when one kind is full, the others go on.
 
-What must never wait waits for no thread: `/healthz` and the polls of runners are answered on the event loop.
+Requests that must never wait need no thread: `/healthz` and the polls of runners are answered on the event loop.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from ..errors import LimitExceeded
 
 P = ParamSpec("P")
 T = TypeVar("T")
-MOST_LARGE = 8  #: requests with a large body that are in memory at a time
-MOST_WAITING = 500  #: calls that wait for threads of one kind; more are refused: neither memory nor patience is without end
+MOST_LARGE = 8  #: requests with a large body in memory at a time
+MOST_WAITING = 500  #: calls that wait for threads of one kind; more are refused, for they take memory and would wait too long
 
 
 class Kind(StrEnum):
-    """What threads are for."""
+    """The kinds of requests, each with its own threads."""
 
-    CONTROL = "control"  #: what changes something, and what is read and checked for that
-    STATUS = "status"  #: the status alone, a matter of milliseconds
-    LISTING = "listing"  #: what many watch: the usual listings of jobs and runners, `top`
-    READ = "read"  #: all else that is read
+    CONTROL = "control"  #: changes, and the reads and checks for them
+    STATUS = "status"  #: the status alone, which takes milliseconds
+    LISTING = "listing"  #: answers that many clients watch: the usual listings of jobs and runners, `top`
+    READ = "read"  #: all other reads
     UPLOAD = "upload"  #: large bodies
-    REPORT = "report"  #: what may take long: the reads of a report, and dry runs
+    REPORT = "report"  #: requests that may take long: the reads of a report, and dry runs
 
 
 #: Few: a query takes a whole core while it runs, and the host's cores are for the jobs.
@@ -37,14 +37,14 @@ THREADS = {Kind.CONTROL: 4, Kind.STATUS: 1, Kind.LISTING: 2, Kind.READ: 4, Kind.
 
 
 class Pools:
-    """One pool of threads for each kind, started as they are needed. Used from the event loop."""
+    """One pool of threads for each kind; threads start when needed. To be used from the event loop."""
 
     def __init__(self) -> None:
         self._pools = {kind: ThreadPoolExecutor(threads, thread_name_prefix=f"api-{kind}") for kind, threads in THREADS.items()}
         self._asked: Counter[Kind] = Counter()
 
     async def run(self, kind: Kind, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call ``function`` on a thread of that kind; LimitExceeded when too many wait for one."""
+        """Call ``function`` on a thread of this kind; LimitExceeded when too many calls wait for one."""
         if self._asked[kind] >= MOST_WAITING + THREADS[kind]:
             raise LimitExceeded(f"the daemon is busy: {MOST_WAITING} requests like this one wait already; try again later")
         self._asked[kind] += 1
@@ -54,6 +54,6 @@ class Pools:
             self._asked[kind] -= 1
 
     def close(self) -> None:
-        """Begin nothing more; what runs is not waited for."""
+        """Start no more calls; those that run are not waited for."""
         for pool in self._pools.values():
             pool.shutdown(wait=False, cancel_futures=True)

@@ -1,1 +1,1 @@
-"""The command line: one module a group of commands, loaded when the command is asked for."""
+"""The command line: one module per group of commands, loaded when a command is called."""

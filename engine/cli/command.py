@@ -1,4 +1,4 @@
-"""Our kinds of click command: examples in the help, global options anywhere, groups that load lazily."""
+"""Our kinds of click command: with examples in the help, global options anywhere, and lazily loaded groups."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from ..client import Client
 
 
-_WHOLE = 1000  #: characters; no first sentence has so many
-TIMEOUT = 30.0  #: seconds until an answer, unless a command knows better
+_WHOLE = 1000  #: characters, more than in any first sentence
+TIMEOUT = 30.0  #: seconds until an answer, unless a command sets another
 
 
 class Terminated(BaseException):
-    """SIGTERM came. As with Ctrl-C's, nobody who catches exceptions takes it for a fault that can be lived with."""
+    """SIGTERM came. Like Ctrl-C's, it is no Exception, so that code that survives faults does not catch it."""
 
 
 class CommandEnded(StokerError):
-    """Ctrl-C or SIGTERM ended a command that says what became of its work."""
+    """Ctrl-C or SIGTERM ended a command that reports the state of its work."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ class CommandEnded(StokerError):
 
 @contextlib.contextmanager
 def unless_ended(outcome: str) -> Iterator[None]:
-    """Ctrl-C and SIGTERM in the block (or the function, as a decorator) are answered with what became of the work."""
+    """Answer Ctrl-C and SIGTERM in the block (or the function, as a decorator) with the state of the work."""
     try:
         yield
     except KeyboardInterrupt:
@@ -48,7 +48,7 @@ def unless_ended(outcome: str) -> Iterator[None]:
 
 @dataclass
 class App:
-    """What every command starts from: which Stoker is meant."""
+    """The Stoker that a command is for: the input of every command."""
 
     home: Home = field(default_factory=Home.default)
     url: str | None = None
@@ -64,7 +64,7 @@ class App:
         client = Client(self.home, self.url, timeout=seconds)
         if client.url:
             _check_url(client.url)
-        if context := click.get_current_context(silent=True):  # there is none while a shell completes
+        if context := click.get_current_context(silent=True):  # none during shell completion
             context.call_on_close(client.close)
         return client
 
@@ -148,7 +148,7 @@ class Command(click.Command):
         self.examples = _examples_of(self.callback)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """What is left over is answered with what was probably meant."""
+        """Extra arguments are answered with the probably meant command."""
         strict, ctx.allow_extra_args = not ctx.allow_extra_args, True
         rest = super().parse_args(ctx, args)
         if rest and strict and not ctx.resilient_parsing:
@@ -183,11 +183,11 @@ class Group(click.Group):
         return super().resolve_command(ctx, args)
 
     def meant(self, args: Sequence[str]) -> str:
-        """What to type in place of a command that does not exist; empty where nobody knows."""
+        """The command to type in place of an unknown one; "" if there is no guess."""
         return ""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """What each command says of itself, wrapped: click would cut it to a line."""
+        """Each command's short help, wrapped: click would cut it to a line."""
         commands = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
         with formatter.section("Commands"):
             formatter.write_dl([(name, command.get_short_help_str(_WHOLE)) for name, command in commands if command])
@@ -199,7 +199,7 @@ class Group(click.Group):
 
 
 class DefaultGroup(Group):
-    """A group one of whose commands is meant where none is named, and the first word is an option."""
+    """A group with a default command, used if none is named and the first word is an option."""
 
     def __init__(self, *args: Any, default: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -218,14 +218,14 @@ class DefaultGroup(Group):
 
 @dataclass(frozen=True)
 class Lazy:
-    """A command by the place of its code, with what the list of commands says of it, so that listing imports nothing."""
+    """A command by the place of its code, with its line in the list of commands, so that listing imports nothing."""
 
     target: str  #: module:attribute, relative to this package
     help: str
 
 
 class LazyGroup(Group):
-    """A group whose commands are imported when they are asked for."""
+    """A group whose commands are imported when they are called."""
 
     def __init__(self, *args: Any, sections: dict[str, dict[str, Lazy]], epilog: str, **kwargs: Any) -> None:
         super().__init__(*args, epilog=epilog, **kwargs)

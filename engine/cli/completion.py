@@ -1,4 +1,4 @@
-"""Shell completion scripts; what they ask is answered by click, job names by the daemon."""
+"""Shell completion scripts; click answers their questions, the daemon those for job names."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ def completion(context: click.Context, shell: str) -> None:
     if kind is None:
         raise AssertionError(f"click does not know {shell}")
     script = kind(context.find_root().command, {}, "stoker", VARIABLE)
-    # Not source(): for bash it starts a bash to look at its version, which says nothing about the shell that will read this.
+    # Not source(): for bash it starts a bash to check its version, which may differ from that of the shell that reads this.
     write_raw(script.source_template % script.source_vars() + "\n")

@@ -1,4 +1,4 @@
-"""Words of Slurm, Docker, kubectl and shells that are none of ours: each is answered with the command to type. None of them is an alias."""
+"""Words of Slurm, Docker, kubectl and shells that are not ours: each is answered with the command to type. None is an alias."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 
 class Hint(NamedTuple):
     sentence: str
-    command: str  #: where {jobs} and {words} stand for what was written after the word
+    command: str  #: with {jobs} and {words} for the words that followed
 
 
 def _hints(*rows: tuple[str, str, str]) -> dict[str, Hint]:
@@ -38,6 +38,7 @@ COMMANDS = _hints(
     ("sacct qacct history", "jobs of all times are listed with", "stoker ps --all"),
     ("nice renice prio", "the priority of a job, here 10, is changed with", "stoker priority 10 {jobs}"),
     ("start serve init daemon", "the daemon and a runner are started with", "stoker up --detach"),
+    ("undrain uncordon", "a drained runner takes jobs again with", "stoker runner resume NODE"),
     ("quit shutdown exit", "the daemon is stopped with", "stoker down"),
 )  # fmt: skip
 
@@ -75,17 +76,17 @@ _SCRIPTS = {".py": ("python",), ".sh": ("bash",)}
 
 
 def command_hint(word: str, rest: Sequence[str]) -> str:
-    """What to type in place of a command that does not exist, with what was written after it; empty where nobody knows."""
+    """The command to type in place of an unknown one, with the words that followed; "" if there is no guess."""
     return _filled(COMMANDS.get(word), rest)
 
 
 def job_hint(command: str, rest: Sequence[str]) -> str:
-    """What to type in place of a command that takes no job, and was given one."""
+    """The command to type in place of one that takes no job, but was given one."""
     return _filled(WITH_A_JOB.get(command), rest)
 
 
 def option_hint(error: click.NoSuchOption) -> str:
-    """What to type in place of an option that does not exist."""
+    """The option to type in place of an unknown one."""
     command = error.ctx.command_path.partition(" ")[2] if error.ctx else ""
     return _filled(OPTIONS.get("submit" if command == "prompt tune" else command, {}).get(error.option_name), ())
 
@@ -98,7 +99,7 @@ def _filled(hint: Hint | None, rest: Sequence[str]) -> str:
 
 
 def as_submission(words: Sequence[str]) -> str:
-    """How words that were meant as a command are submitted."""
+    """The submission of words that were meant as a command."""
     return f"stoker submit -- {shlex.join(_runnable(words))}"
 
 
@@ -107,13 +108,13 @@ def _runnable(words: Sequence[str]) -> list[str]:
 
 
 def begin_of_command(words: Sequence[str]) -> int | None:
-    """Where among options and files a command begins; None: nowhere."""
+    """The place among options and files where a command begins; None: there is none."""
     found = (place for place, word in enumerate(words) if word in _PROGRAMS or (Path(word).suffix in _SCRIPTS and not word.startswith("-")))
     return next(found, None)
 
 
 def is_program(path: Path) -> bool:
-    """Whether a file is to be run, not read as jobs."""
+    """Whether a file is a program, not a file of jobs."""
     if path.suffix in _SCRIPTS:
         return True
     try:

@@ -1,4 +1,4 @@
-"""How rows of the views jobs_now, queue and gpus_now are shown, in `ps` and in `top`."""
+"""The columns for rows of the views jobs_now, queue and gpus_now, in `ps` and in `top`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from .. import format as fmt
 from .output import STATE_STYLE, Column, Row, state_style
 
-_IDLE = 0.05  #: utilisation of a GPU below which nobody uses it
+_IDLE = 0.05  #: utilisation of a GPU below which it counts as unused
 MOST_SPANS = 8
 RISK_STYLE = {"met": "green", "safe": "green", "at risk": "yellow", "missed": "red"}
 
 
 def together(queue: Sequence[Row]) -> list[Row]:
-    """The queue with the tasks of an array that wait side by side for the same reason as one row."""
+    """The queue, with neighbouring tasks of an array that wait for the same reason as one row."""
     rows: list[Row] = []
     for row in queue:
         last = rows[-1] if rows else None
@@ -38,7 +38,7 @@ def name(row: Row) -> str:
 
 
 def state(row: Row) -> str:
-    """Of an array: running while any task is, then waiting, and at the end failed if one has failed, else cancelled if one was."""
+    """The state; of an array: running while any task is, then waiting, at the end failed if a task failed, else cancelled if one was."""
     if not collapsed(row):
         return f"{row['state']} (held)" if row.get("held") else str(row["state"])
     if row["array_ended"] < row["array_size"]:
@@ -52,7 +52,7 @@ def _state_style(row: Row) -> str:
 
 def progress(row: Row) -> str:
     if collapsed(row):
-        otherwise = "".join(f", {row[f'array_{how}']} {how}" for how in ("failed", "cancelled") if row[f"array_{how}"])
+        otherwise = "".join(f", {row[f'array_{how}']} {how}" for how in ("failed", "cancelled", "held") if row.get(f"array_{how}"))
         return f"{row['array_ended']}/{row['array_size']} ended{otherwise}"
     if row.get("kind") == "infer":
         return "" if row["step"] is None else f"{row['step']} answered"
@@ -69,7 +69,7 @@ def done(row: Row) -> float | None:
 
 
 def gpus(row: Row) -> str:
-    """What it holds, or what it asks for; an array: what its tasks hold together, or what each asks for."""
+    """The GPUs that it holds, or asks for; of an array: those that its tasks hold together, or that each asks for."""
     if held := row.get("array_gpus" if collapsed(row) else "gpus"):
         return str(held)
     return str(row["gpus_min"]) if row["gpus_min"] == row["gpus_max"] else f"{row['gpus_min']}-{row['gpus_max']}"
@@ -80,13 +80,13 @@ def risk_style(row: Row) -> str:
 
 
 def _deadline(row: Row, now: float) -> str:
-    """How it stands, and while that is open, when it is."""
+    """The state of its deadline, and its time while that is open."""
     risk = row["deadline_risk"] or ""
     return f"{risk}, {fmt.relative(row['deadline'], now)}" if risk and row["finished_at"] is None else risk
 
 
 def _ends(row: Row, now: float) -> str:
-    """When it ended, should end, or should start."""
+    """The time of its end, its expected end, or its expected start."""
     if collapsed(row) and row["array_ended"] < row["array_size"]:
         return ""
     ended = row["array_finished_at"] if collapsed(row) else row["finished_at"]
@@ -110,7 +110,7 @@ def _silence(row: Row, now: float) -> str:
 
 
 def _reason(row: Row, now: float) -> str:
-    """Of the first task of an array only while that one waits: what became of it does not hold for the others."""
+    """The reason; of an array that of its first task, but only while that waits, as its fate does not hold for the others."""
     silence = _silence(row, now)
     if collapsed(row) and row["state"] not in ("pending", "submitted"):
         return silence
@@ -118,17 +118,17 @@ def _reason(row: Row, now: float) -> str:
 
 
 def start(row: Row) -> str:
-    """Whether its worker was forked from a process that had loaded what it imports (docs/warm.md)."""
+    """Whether its worker was forked from a process that had loaded its imports (docs/warm.md)."""
     return "" if row.get("warm") is None else "warm" if row["warm"] else "cold"
 
 
 def beside(row: Row) -> str:
-    """Who shares its GPUs."""
+    """The jobs that share its GPUs."""
     return f"beside {row['shared_with']}" if row.get("shared_with") else ""
 
 
 def _on(row: Row, now: float) -> str:
-    """Where it runs, and what is not heard of there."""
+    """The nodes on which it runs, and those that are silent."""
     return "; ".join(filter(None, ((row["nodes"] or "").replace(",", ", "), beside(row), _silence(row, now))))
 
 
@@ -166,7 +166,7 @@ def tasks(now: float) -> list[Column]:
 
 
 def groups() -> list[Column]:
-    """Columns of the tasks of one array, those in one state for one reason together."""
+    """Columns of the tasks of one array, grouped by state and reason."""
     return [
         Column("TASKS", "tasks", right=True),
         Column("STATE", lambda row: f"{row['state']} (held)" if row["held"] else str(row["state"]), style=_state_style),
@@ -177,7 +177,7 @@ def groups() -> list[Column]:
 
 
 def spans(numbers: Sequence[int]) -> str:
-    """Rising numbers in short: 0-3, 7; the first few of many."""
+    """Ascending numbers in short: 0-3, 7; the first few of many."""
     found: list[list[int]] = []
     for number in numbers:
         if found and number == found[-1][1] + 1:
@@ -247,7 +247,7 @@ def _holder_style(row: Row) -> str:
 
 
 def _use(row: Row) -> float | None:
-    """What its jobs make of it; of one that nobody has, what others do is said beside it."""
+    """Its utilisation by its jobs; the use of an unleased GPU by others stands beside it."""
     return None if row["state"] == "free" else row["utilisation"]
 
 
@@ -257,7 +257,7 @@ def _use_style(row: Row) -> str:
 
 
 def _warm(row: Row) -> str:
-    """The backbone in whose pool it is, and what is not as it is to be."""
+    """The backbone of its pool, and any deviation."""
     if not row.get("warm"):
         return ""
     return str(row["warm"]) if row["warm_state"] == "ready" else f"{row['warm']} ({row['warm_state']})"

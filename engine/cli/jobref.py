@@ -15,16 +15,11 @@ if TYPE_CHECKING:
 
     from ..client import Client
 
-if TYPE_CHECKING:
-    Word = click.ParamType[str]
-else:  # not generic before click 8.4
-    Word = click.ParamType
-
 COMPLETION_TIMEOUT = 0.3  #: seconds: a key press must not hang on a busy daemon
 
 
 def complete_names(context: click.Context, path: str, query: dict[str, Any], listing: str, keys: tuple[str, ...], start: str) -> list[str]:
-    """Names that a listing of the daemon knows; nothing when it is down, for a completion must stay silent."""
+    """Names in a listing of the daemon; none if it is down, as a completion must stay silent."""
     app = context.find_object(App) or App()
     try:
         with closing(app.client_within(COMPLETION_TIMEOUT)) as client:
@@ -35,7 +30,7 @@ def complete_names(context: click.Context, path: str, query: dict[str, Any], lis
         return []
 
 
-class JobRef(Word):
+class JobRef(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.4
     name = "job"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -45,7 +40,7 @@ class JobRef(Word):
         return [CompletionItem(name) for name in complete_names(ctx, "/v1/jobs", {"limit": 500}, "jobs", keys, incomplete)]
 
 
-class NodeRef(Word):
+class NodeRef(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.4
     name = "runner"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -1,4 +1,4 @@
-"""Entry of the command line. Commands are loaded when asked for, so that help and completion are quick."""
+"""Entry of the command line. Commands are loaded when they are called, so that help and completion are quick."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ def cli(context: click.Context) -> None:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line; the exit code. A mistake of the user gets one line, never a traceback."""
-    if sys.stdin is None:  # the shell had closed it: nothing can be read from it
+    """Run one command line; returns the exit code. A mistake of the user gets one line, never a traceback."""
+    if sys.stdin is None:  # closed by the shell
         sys.stdin = open(os.devnull)  # noqa: SIM115 - as long as the process lives
     try:
         code = cli.main(args=list(arguments) if arguments is not None else None, prog_name="stoker", standalone_mode=False)
@@ -147,7 +147,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _is_nowhere() -> bool:
-    """The current directory was removed under us: what a relative path means nobody knows."""
+    """Whether the current directory was removed, so that relative paths have no meaning."""
     try:
         Path.cwd()
         return False
@@ -166,12 +166,12 @@ def _told(error: click.UsageError) -> str:
 
 def _sentence(message: str) -> str:
     """click's messages in our style: one line, no full stop at the end."""
-    line = " ".join(message.split()).rstrip(".")
+    line = " ".join(message.split()).rstrip(".").removesuffix(" range")  # 'x' is not a valid integer, not an 'integer range'
     return line[:1].lower() + line[1:]
 
 
 def fail(message: str | Sequence[str], code: int) -> int:
-    """Say what went wrong, each thing in one line; with STOKER_DEBUG also where."""
+    """Print each error in one line; with STOKER_DEBUG also its place."""
     if os.environ.get("STOKER_DEBUG"):
         import traceback
 
@@ -193,7 +193,7 @@ def unwritten(error: OSError) -> int:
 
 @contextlib.contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends a command as Ctrl-C does, so that it takes its temporary files along; who was started to ignore it does."""
+    """SIGTERM ends a command like Ctrl-C, so that it removes its temporary files; if it is set to be ignored, it stays so."""
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return

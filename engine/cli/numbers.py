@@ -1,19 +1,14 @@
-"""Numbers and sizes as options. click's own types let NaN pass, which lies within no bounds, and infinity where there is no bound."""
+"""Numbers and sizes as options. click's own types accept NaN despite bounds, and infinity without a bound."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.types import FloatParamType
 
 from ..spec.reading import units
-
-if TYPE_CHECKING:
-    Count = click.ParamType[int]
-else:
-    Count = click.ParamType
 
 
 class Finite(FloatParamType):
@@ -30,7 +25,7 @@ class FiniteRange(click.FloatRange):
         return _finite(self, super().convert(value, param, ctx), param, ctx)
 
 
-class Size(Count):
+class Size(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.4
     """Bytes, at least one, as a number or as 8GiB."""
 
     name = "size"

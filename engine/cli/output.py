@@ -39,13 +39,13 @@ STATE_STYLE = {
 
 @dataclass(frozen=True)
 class Column:
-    """One column: how a row becomes its cell, and what may happen to it when the terminal is narrow."""
+    """One column: the function from a row to its cell, and its changes on a narrow terminal."""
 
     header: str
     cell: Callable[[Row], str] | str  #: a function, or the key of the row
     right: bool = False
     flexible: bool = False  #: may be cut with an ellipsis
-    least: int = 14  #: what a flexible column is never cut below
+    least: int = 14  #: least width of a flexible column
     rank: int = 0  #: the highest rank is left out first; 0: always shown
     style: Callable[[Row], str] | str = ""
     share: Callable[[Row], float | None] | None = None  #: drawn as a bar before the text, on terminals
@@ -54,7 +54,7 @@ class Column:
         return fmt.plain(row.get(self.cell)) if isinstance(self.cell, str) else fmt.clean(self.cell(row))
 
     def drawn(self, row: Row) -> str:
-        """The text as a terminal shows it."""
+        """The text for a terminal."""
         text = self.text(row)
         share = self.share(row) if self.share else None
         return text if share is None else f"{fmt.bar(share, BAR)} {text:>4}"
@@ -67,19 +67,19 @@ def state_style(row: Row) -> str:
     return STATE_STYLE.get(str(row.get("state")), "")
 
 
-#: Why a descriptor takes no more. Who opens a file is told its name with the error, so that without one it is most likely our output.
+#: Errors of a descriptor that takes no more. An error of an opened file has its name, so without one it is most likely our output.
 _UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
 
 
 def is_of_output(error: OSError) -> bool:
-    """Whether it says that what we print cannot be written."""
+    """Whether it means that our output cannot be written."""
     return error.filename is None and error.errno in _UNWRITABLE
 
 
 def open_streams() -> None:
-    """A stand-in for a stdout that the caller has closed: Python has None there, and the next file would be opened in its place.
+    """Replace a stdout that the caller has closed: Python has None there, and the next opened file would take its descriptor.
 
-    Writing to it fails as it does on a full disk; of stderr there is nobody whom it could be told.
+    Writing to it fails as on a full disk; for a closed stderr there is no place to report it.
     """
     if sys.stdout is None:
         opened = os.open(os.devnull, os.O_RDONLY)
@@ -91,12 +91,12 @@ def open_streams() -> None:
 
 
 def silence_stdout() -> None:
-    """Nobody reads any more: what is still buffered must not raise again at exit."""
+    """The reader is gone: buffered output must not raise again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def console(**options: Any) -> Console:
-    """A console on stdout. Colours only on a terminal and without NO_COLOR, which rich looks at itself."""
+    """A console on stdout. Colours only on a terminal and without NO_COLOR, which rich checks itself."""
     from rich.console import Console
 
     class Quiet(Console):
@@ -108,7 +108,7 @@ def console(**options: Any) -> Console:
 
 
 def write(text: str) -> None:
-    """Text to stdout, without what would steer a terminal: names, reasons and messages come from many people."""
+    """Text to stdout, without control characters: names, reasons and messages come from many people."""
     write_raw(fmt.harmless(text))
 
 
@@ -131,28 +131,28 @@ def clear_screen() -> None:
 
 
 def note(text: str) -> None:
-    """A remark for the person, on stderr so that it never mixes with data."""
+    """A remark for people, on stderr so that it never mixes with data."""
     click.echo(f"stoker: {fmt.harmless(text)}", err=True)
 
 
 def error_line(message: str) -> None:
-    """What went wrong, in one line on stderr."""
+    """An error, in one line on stderr."""
     click.echo(f"stoker: error: {fmt.clean(' '.join(message.split()))}", err=True)
 
 
 def write_json(value: Any) -> None:
-    """What is not finite is refused: to other readers NaN and Infinity are no JSON."""
+    """JSON to stdout. NaN and Infinity are refused, as other readers do not accept them."""
     write_raw(fmt.harmless_json(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)) + "\n")
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command found: ``value`` for programs, ``show`` prints it for people."""
+    """A command's answer: ``value`` for programs, ``show`` prints it for people."""
 
     value: Any
     show: Callable[[], None]
-    errors: Sequence[StokerError] = ()  #: of the parts that did not succeed; the last one ends the command
-    done: str = ""  #: what stands where it cannot be told: the command has succeeded all the same
+    errors: Sequence[StokerError] = ()  #: of the failed parts; the last one ends the command
+    done: str = ""  #: printed if the answer cannot be written though the command has succeeded
 
 
 def json_option(command: Callable[..., Answer]) -> Callable[..., None]:
@@ -182,7 +182,7 @@ def json_option(command: Callable[..., Answer]) -> Callable[..., None]:
 
 
 def print_table(rows: Sequence[Row], columns: Sequence[Column], empty: str) -> None:
-    """Rows as a table: coloured and fitted on a terminal, whole and aligned in a pipe. ``empty`` is said of no rows."""
+    """Rows as a table: coloured and fitted on a terminal, whole and aligned in a pipe. ``empty`` is printed if there are none."""
     if not rows:
         write(empty + "\n")
     elif sys.stdout.isatty():
@@ -194,14 +194,14 @@ def print_table(rows: Sequence[Row], columns: Sequence[Column], empty: str) -> N
 
 
 def plain_table(headers: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    """Aligned columns, two blanks apart, nothing cut."""
+    """Aligned columns, two blanks apart, not cut."""
     lines = [list(headers), *map(list, cells)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(headers))]
     return "".join("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() + "\n" for line in lines)
 
 
 def table(rows: Sequence[Row], columns: Sequence[Column], width: int) -> list[Text]:
-    """A header and a line a row, each within ``width``: the highest ranks are left out, then flexible columns are cut."""
+    """A header and a line per row, each within ``width``: the highest ranks are left out, then flexible columns are cut."""
     from rich.text import Text
 
     cells = [[column.drawn(row) for row in rows] for column in columns]
@@ -222,7 +222,7 @@ def table(rows: Sequence[Row], columns: Sequence[Column], width: int) -> list[Te
 
 
 def fit(columns: Sequence[Column], cells: Sequence[Sequence[str]], width: int) -> list[tuple[int, int]]:
-    """Which columns there is room for, and how wide each is."""
+    """The columns that have room, and their widths."""
     from rich.cells import cell_len
 
     natural = [max([cell_len(column.header), *map(cell_len, texts)]) for column, texts in zip(columns, cells, strict=True)]
@@ -240,7 +240,7 @@ def fit(columns: Sequence[Column], cells: Sequence[Sequence[str]], width: int) -
 
 
 def print_facts(facts: Iterable[tuple[str, str]], indent: int = 0) -> None:
-    """Names and values, one a line, aligned; empty values are left out."""
+    """Names and values, one per line, aligned; empty values are left out."""
     kept = [(name, value) for name, value in facts if value not in ("", fmt.MISSING)]
     wide = max((len(name) for name, _ in kept), default=0)
     write("".join(f"{' ' * indent}{name:<{wide}}  {value}\n" for name, value in kept))

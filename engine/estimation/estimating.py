@@ -1,7 +1,7 @@
-"""Estimates learnt from history beside the ticks: the iterations of jobs that stop at a metric, the cost of suspensions, and how busy jobs
-keep their GPUs.
+"""Estimates learnt from history, outside the ticks: the iterations of jobs that stop at a metric, the cost of suspensions, and how busy
+jobs keep their GPUs.
 
-One periodic task, so one thread: fitting a curve takes milliseconds, and no tick and no write waits for it.
+One periodic task, so one thread: fitting a curve takes milliseconds, but no tick and no write waits for it.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from .stored_estimates import Estimate, write_estimates
 
 log = logging.getLogger(__name__)
 
-INTERVAL = 2.0  #: seconds between looks; a look at nothing new costs nothing
+INTERVAL = 2.0  #: seconds between runs of the task; without new reports a run costs nothing
 REFIT = 10.0  #: seconds between two fits of one job, at least
-FITTING_SHARE = 0.02  #: of the time at most is spent on one job: a very long curve is fitted less often
-FITTING_SECONDS_PER_LOOK = 1.0  #: seconds of fitting in one look; who is left comes in the next
-REMEASURE = 30.0  #: seconds between two looks at what suspensions cost
-USE_INTERVAL = 10.0  #: seconds between two looks at how busy jobs keep their GPUs
-USE_SAMPLES_SECONDS = 60.0  #: seconds of samples that tell it: what a job did before it trained is soon none of them
+FITTING_SHARE = 0.02  #: largest share of the time spent on one job: a very long curve is fitted less often
+FITTING_SECONDS_PER_LOOK = 1.0  #: seconds of fitting in one run of the task; the rest follows in the next
+REMEASURE = 30.0  #: seconds between two measurements of the cost of suspensions
+USE_INTERVAL = 10.0  #: seconds between two measurements of how busy jobs keep their GPUs
+USE_SAMPLES_SECONDS = 60.0  #: seconds of samples for that: those from before a job trained soon drop out
 
 
 @dataclass(frozen=True, slots=True)
 class _Watched:
-    """A job that stops at a metric: a row of policy/watched."""
+    """A job that stops at a metric: a row of the query policy/watched."""
 
     job: int
     metric: str
@@ -44,44 +44,44 @@ class _Watched:
     mode: Literal["max", "min"]
     most: int
     step: int  #: last one reported
-    at_step: int | None  #: of the estimate that there is
+    at_step: int | None  #: of the present estimate
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """The last look at a job."""
+    """The last fit of a job."""
 
     step: int = -1  #: last one reported then
-    again: float = -math.inf  #: the next one is not before
-    failed: bool = False  #: people have been told that it can't be estimated
+    again: float = -math.inf  #: earliest time of the next fit
+    failed: bool = False  #: it was logged that it can't be estimated
 
 
 class Estimating:
-    """Keeps `iteration_estimates` up to date, and hands on the `Overheads` whenever they may have changed."""
+    """Keeps `iteration_estimates` up to date, and passes on the `Overheads` whenever they may have changed."""
 
     def __init__(self, store: Store, adopt: Callable[[Overheads], None], clock: Callable[[], float] = time.time) -> None:
         self._store = store
         self._adopt = adopt
         self._clock = clock
-        self._reported = self._moved = True  # what came before this process
+        self._reported = self._moved = True  # there may be reports from before this process
         self._measured_at = self._used_at = -math.inf
         self._looks: dict[int, _Look] = {}
 
     def committed(self, commit: Committed) -> None:
-        """After each commit, on the writer's thread."""
+        """Called after each commit, on the writer's thread."""
         if "watched" in commit.topics:
             self._reported = True
         if "leases" in commit.topics:
             self._moved = True
 
     def clock_set(self, by: float) -> None:
-        """The clock was set by so many seconds: what is due moves with it."""
+        """The clock was set by so many seconds: due times move with it."""
         self._measured_at += by
         self._used_at += by
         self._looks = {job: replace(look, again=look.again + by) for job, look in self._looks.items()}
 
     def look(self) -> None:
-        """A periodic task: does next to nothing unless something has come since the last time."""
+        """The periodic task: does almost nothing without new reports."""
         now = self._clock()
         if self._moved and now - self._measured_at >= REMEASURE:
             self._moved, self._measured_at = False, now
@@ -91,12 +91,12 @@ class Estimating:
             if found := objects(self._store, "policy/utilisations", now - USE_SAMPLES_SECONDS):
                 self._store.write(write_utilisations, found)
         if self._reported:
-            self._reported = False  # before the tables are read: what comes meanwhile is seen the next time
+            self._reported = False  # before the tables are read: later reports are seen the next time
             if self._refit(now):
                 self._reported = True
 
     def _refit(self, now: float) -> bool:
-        """Fit the curves of jobs that have gone on, the longest unseen first; whether some are left for later."""
+        """Fit the curves of jobs with new reports, those fitted longest ago first; whether some are left for later."""
         watched = [_Watched(*row) for row in self._store.rows("policy/watched")]
         self._looks = {one.job: self._looks.get(one.job, _Look()) for one in watched}
         moved = [one for one in watched if self._looks[one.job].step != one.step]
@@ -108,7 +108,7 @@ class Estimating:
             self._looks[one.job] = _Look(one.step, now + REFIT, failed)
             try:
                 estimates += self._estimate(one)
-            except ValueError as error:  # what a script reports is anybody's, and no reason to estimate no others
+            except ValueError as error:  # a script may report anything; the other jobs are estimated all the same
                 if not failed:
                     log.warning("job %d: its iterations can't be estimated: %s", one.job, error, extra={"action": "estimate.error"})
                 failed = True
@@ -121,7 +121,7 @@ class Estimating:
         return left > 0
 
     def _estimate(self, one: _Watched) -> list[Estimate]:
-        """Empty: too few values of its metric are known, or none has come since the last estimate."""
+        """The estimate; empty: too few values of the metric are known, or none has come since the last estimate."""
         with self._store.read() as con:
             curve = con.execute(sql("policy/metric_curve"), [one.job, one.metric]).fetchnumpy()
         steps, values = np.asarray(curve["step"]), np.asarray(curve["value"])
@@ -138,6 +138,6 @@ class Estimating:
 
 
 def _spread_of_rest(found: IterationEstimate, done: int) -> float:
-    """Standard deviation of the logarithm of the iterations left: of the log-normal with their mean and the deviation of the whole."""
+    """Standard deviation of the logarithm of the iterations left, for a log-normal with their mean and the whole's deviation."""
     left = max(found.iterations - done, 1.0)
     return math.sqrt(math.log1p((found.iterations * found.log_std / left) ** 2))

@@ -1,4 +1,4 @@
-"""Measured speeds of steps, folded into `speeds` and `slowdowns`: moving averages, corrected by all that runs."""
+"""Measured speeds of steps, folded into `speeds` and `slowdowns`: moving averages, corrected by every run."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ...policies.contract import SWITCHED, precedence
 from ..protocol import Speed
 from ..store.transaction import Transaction
 
-_REMEMBERED = 5  #: reports that weigh in a moving average
+_REMEMBERED = 5  #: weight of the past in a moving average, in reports
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSpeed:
-    """One report of a lease: its speed, the job's steps in all, where it knows them, and when it was made (s since the epoch)."""
+    """One report of a lease: its speed, the job's total steps if known, and the time of the report (s since the epoch)."""
 
     lease: int
     speed: Speed
@@ -24,14 +24,15 @@ class MeasuredSpeed:
 
     @property
     def since(self) -> float:
-        """When the first of its steps began: ``steps`` of them, one after the other, in about as many times the median."""
+        """When the first measured step began: ``steps`` steps, each about as long as the median."""
         return self.ts - self.speed.steps * self.speed.compute
 
 
 def learn_speeds(tx: Transaction, found: Sequence[MeasuredSpeed]) -> None:
-    """Take measurements of leases, in order.
+    """Store measurements of leases, in order.
 
-    Those made with other parts of the batch than the gang's tell nothing of its steps; those made beside another job, how it is slowed.
+    Measurements with other shares of the batch than the gang's say nothing about its steps; those made beside another job tell how much
+    slower it is then.
     """
     if not found:
         return
@@ -60,14 +61,14 @@ def learn_speeds(tx: Transaction, found: Sequence[MeasuredSpeed]) -> None:
     tx.update("jobs", ["id"], jobs)
     learn_slowdowns(tx, shared)
     if fresh:
-        tx.touch("queue", "estimates")  # who waits for it need not be profiled any more
+        tx.touch("queue", "estimates")  # waiting jobs of this kind need no profile any more
 
 
 def learn_slowdowns(tx: Transaction, found: Sequence[tuple[Mapping[str, Any], Sequence[MeasuredSpeed]]]) -> None:
-    """How many times longer steps take beside one other job than alone: of leases that share, where their speed alone is known.
+    """Learn how many times longer steps take beside one other job than alone: from leases that share, where their speed alone is known.
 
-    Only reports count in all of whose steps the same other lease, and no third one, ran on the same GPUs, and shared them in the same way,
-    switched ones as equals.
+    A report counts only if during all its steps the same other lease, and no third one, ran on the same GPUs and shared them in the same
+    way, switched ones with equal priority.
     """
     found = [(lease, reports) for lease, reports in found if lease["compute"] is not None]
     if not found:
@@ -84,7 +85,7 @@ def learn_slowdowns(tx: Transaction, found: Sequence[tuple[Mapping[str, Any], Se
             if beside is None or beside["share"] != lease["share"]:
                 continue
             if lease["share"] == SWITCHED and _precedence(lease) != _precedence(beside):
-                continue  # what it waited for one that goes before is of how busy that was
+                continue  # its waiting depends on how busy the one with larger priority was
             key = (lease["model"], beside["model"], lease["gpu_name"], lease["share"])
             row = rows.setdefault(key, {**dict(zip(_PAIR, key, strict=True)), "slowdown": None, "samples": 0})
             weight = 1 / min(row["samples"] + 1, _REMEMBERED)
@@ -93,7 +94,7 @@ def learn_slowdowns(tx: Transaction, found: Sequence[tuple[Mapping[str, Any], Se
             changed[key] = row
     tx.upsert("slowdowns", list(_PAIR), list(changed.values()))
     if any(row["samples"] == 1 for row in changed.values()):
-        tx.touch("queue")  # who may be packed with whom is another question now
+        tx.touch("queue")  # other jobs may be packed together now
 
 
 def _precedence(lease: Mapping[str, Any]) -> int:
@@ -104,7 +105,7 @@ _PAIR = ("model", "beside", "gpu_name", "kind")  #: keys of `slowdowns`
 
 
 def _only_other(others: Sequence[Mapping[str, Any]], report: MeasuredSpeed) -> Mapping[str, Any] | None:
-    """The one other lease that ran on the same GPUs all the while, None: there was none, or there were several."""
+    """The one other lease that ran on the same GPUs all the time, None: none did, or several."""
     there = [one for one in others if one["granted_at"] < report.ts and (one["ended_at"] is None or one["ended_at"] > report.since)]
     if len(there) != 1:
         return None
@@ -117,7 +118,7 @@ _COLUMNS = ("signature", "gpu_name", "model", "gang", "compute", "within_node", 
 
 
 def fold(known: Mapping[str, Any], speed: Speed, *, across: bool) -> dict[str, Any]:
-    """A row of `speeds` with one more report: at first a plain mean, then a moving one. ``across``: its ranks were on several nodes."""
+    """A row of `speeds` with one more report: a plain mean at first, then a moving one. ``across``: the ranks were on several nodes."""
     samples = known["samples"] or 0
     weight = 1 / min(samples + 1, _REMEMBERED)
     changes = {
@@ -132,17 +133,17 @@ def fold(known: Mapping[str, Any], speed: Speed, *, across: bool) -> dict[str, A
 
 
 def write_utilisations(tx: Transaction, batch: Sequence[Sequence[Mapping[str, Any]]]) -> Sequence[None]:
-    """Set how busy jobs keep a GPU, and how much memory they take of a slot: rows of `speeds` with its keys; None: as it was."""
+    """Set how busy jobs keep a GPU, and how much memory of a slot they take: rows of `speeds` with its keys; None: unchanged."""
     keys = ["signature", "gpu_name"]
     for rows in batch:
         for name in ("utilisation", "peak_memory"):
             tx.update("speeds", keys, [{key: row[key] for key in (*keys, name)} for row in rows if row[name] is not None])
-    tx.touch("queue")  # who waits may be packed now
+    tx.touch("queue")  # waiting jobs may be packed now
     return [None] * len(batch)
 
 
 def mix(old: float | None, new: float | None, weight: float) -> float | None:
-    """``old`` moved towards ``new`` by that share of the way; the other one where one is not known."""
+    """``old`` moved towards ``new`` by this share of the way; where one of them is None, the other."""
     if old is None or new is None:
         return new if old is None else old
     return old + weight * (new - old)

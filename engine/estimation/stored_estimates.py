@@ -1,4 +1,4 @@
-"""Writing what is estimated of jobs from their metrics."""
+"""Writing estimates that are made from jobs' metrics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Estimate:
 
 
 def write_estimates(tx: Transaction, batch: Sequence[Sequence[Estimate]]) -> Sequence[None]:
-    """Put the newest estimate of each job in the place of the one before: older ones follow from `metrics` again."""
+    """Replace each job's estimate by the newest one: older ones can be computed again from `metrics`."""
     latest = {estimate.job_id: estimate for estimates in batch for estimate in estimates}
     tx.upsert("iteration_estimates", ["job_id"], [{**asdict(estimate), "updated_at": tx.now} for estimate in latest.values()])
     tx.touch("estimates")

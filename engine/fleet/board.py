@@ -1,4 +1,4 @@
-"""The assignments of every runner, in memory with a version: long polls are answered from here, not by a query each."""
+"""The assignments of every runner, in memory with a version, so that a long poll needs no query."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from ..protocol import AdapterOffer, Assignment, Assignments, Fetch, Partner, Re
 from ..spec.model import JobSpec
 from ..store.store import Store
 
-RENDEZVOUS_BASE = 29500  #: ports that the first node of a gang tries first
-GRACE = 30.0  #: seconds, of specs that do not say
+RENDEZVOUS_BASE = 29500  #: first of the ports that a gang's first node tries first
+GRACE = 30.0  #: seconds, for specs that give none
 
 
 class Board:
@@ -31,21 +31,21 @@ class Board:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._lock = threading.Lock()
-        self._base = time.time_ns() // 1_000_000  # so that no version of an earlier daemon comes again with other contents
+        self._base = time.time_ns() // 1_000_000  # so that no version of an earlier daemon is repeated with other contents
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = False
         self.stale = False  #: the last refresh failed
         self._waiters: dict[str, set[asyncio.Event]] = defaultdict(set)
         self._answers: dict[str, Assignments] = {}
-        self._ordered: dict[int, str] = {}  # leases that are to stop for a reason that could not be stored yet
-        self._sources: dict[int, _Source] = {}  # the same of with whose weights they begin
-        self._terms: dict[int, dict[str, Any]] = {}  # lease to what its assignments say of the job: read once, when it is new
+        self._ordered: dict[int, str] = {}  # leases to stop, with reasons that could not be stored yet
+        self._sources: dict[int, _Source] = {}  # the same for the sources of their weights
+        self._terms: dict[int, dict[str, Any]] = {}  # lease to its job's fields in assignments: read once, when it is new
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
 
     def detach(self) -> None:
-        """The loop is about to be closed: commits that come later wake nobody."""
+        """The loop is about to be closed: later commits wake no polls."""
         with self._lock:
             self._loop = None
 
@@ -125,7 +125,7 @@ class Board:
         return wanted, bool(elsewhere)
 
     def _offer(self, begins: Mapping[int, Mapping[str, Any]]) -> None:
-        """Adapters with which leases may begin, where they lie."""
+        """Adapters with which leases may begin, with their places."""
         jobs = sorted({offer["job"] for one in begins.values() for offer in one["offers"]})
         places = (
             {job: _Source(job, place, _checkpoints(run_dir)) for job, place, run_dir in self._store.rows("policy/adapter_places", jobs)}
@@ -138,7 +138,7 @@ class Board:
             self._terms[lease]["curve"] = [tuple(point) for point in one["curve"]]
 
     def _fetched(self, jobs: Sequence[int]) -> dict[int, Fetch]:
-        """With which checkpoints jobs begin that lie elsewhere."""
+        """The checkpoints elsewhere with which jobs begin."""
         if not jobs:
             return {}
         places = places_of(self._store.rows("policy/nodes"))
@@ -155,11 +155,11 @@ class Board:
                 waiter.set()
 
     def wake(self, node: str) -> None:
-        """Answer the polls of a node now: there is something else to tell it. On the loop only."""
+        """Answer the polls of a node now, as there is other news for it. On the loop only."""
         self._wake([node])
 
     async def poll(self, node: str, version: int, wait: float) -> Assignments:
-        """The assignments of a node as soon as their version is another one than ``version`` or it is woken, at most ``wait`` s later."""
+        """The assignments of a node as soon as their version differs from ``version`` or it is woken, at most ``wait`` s later."""
         waiter = asyncio.Event()
         self._waiters[node].add(waiter)
         try:
@@ -181,12 +181,12 @@ class Board:
 
 
 def _given(spec: str) -> dict[str, Any]:
-    """A spec without what is as it is by default: a runner of a former version refuses a field that it does not know."""
+    """A spec without fields that have their default: a runner of an earlier version would refuse one that it does not know."""
     try:
-        told: dict[str, Any] = _told(msgspec.json.decode(spec, type=JobSpec))
-    except msgspec.ValidationError:  # of a former version, in which something was allowed that is not any more: the runner judges it
-        told = json.loads(spec)
-    return told
+        whole: dict[str, Any] = _told(msgspec.json.decode(spec, type=JobSpec))
+    except msgspec.ValidationError:  # an earlier version allowed it: the runner judges it
+        whole = json.loads(spec)
+    return whole
 
 
 def _told(value: Any) -> Any:
@@ -203,49 +203,49 @@ def _default(field: msgspec.structs.FieldInfo) -> Any:
 
 
 def _built_alike(spec: dict[str, Any], trained: Mapping[str, Any]) -> dict[str, Any]:
-    """A server of a recipe builds the model that was trained: with those parameters, but for the ones that it gives itself."""
+    """Parameters for a recipe's server: those of the trained model, except the ones that the server sets itself."""
     params = {**trained.get("params", {}), **spec.get("params", {})}
     return {**spec, "params": params, "backbone": spec.get("backbone") or trained.get("backbone")}
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """With whose weights a lease begins."""
+    """The source of a lease's initial weights."""
 
     job: int | None
-    place: str | None  #: of its checkpoint, None: not told
-    directory: str | None  #: of its checkpoints on the host where it ran last
-    offers: Sequence[tuple[_Source, Mapping[str, Any]]] = ()  #: adapters with which it may begin in place of that
+    place: str | None  #: of its checkpoint; None: not known
+    directory: str | None  #: of its checkpoints on its last host
+    offers: Sequence[tuple[_Source, Mapping[str, Any]]] = ()  #: adapters with which it may begin instead
 
 
 def _is_elsewhere(node: dict[str, Any]) -> bool:
-    """Whether a part of a lease that has not begun is on a node that cannot read the job's checkpoints."""
+    """Whether an unstarted part of a lease is on a node that cannot read the job's checkpoints."""
     read = (node["shared_place"], *node["home_places"])
     return node["place"] is not None and not node["profile"] and not node["begun"] and node["place"] not in read
 
 
 def _refusal(places: Places, place: str, not_sent: str | None) -> str:
-    """Why checkpoints will not come from where they lie; empty: they will."""
+    """Why checkpoints will not come from their place; empty: they will."""
     return not_sent or ("" if places.present(place) else "no runner is there to send it")
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """The word on a group of replicas, and over how many hosts it goes."""
+    """The state of a group of replicas, and its number of hosts."""
 
     word: ReplicaGroup
     hosts: int
-    taken: Mapping[int, int]  #: newest step of each lease that has taken one with others
+    taken: Mapping[int, int]  #: newest common step of each lease that has taken one
 
     def has_state_for(self, lease: int) -> bool:
-        """Whether another one trains from which this lease is to copy the state, also in place of a checkpoint of its own."""
+        """Whether another replica trains, from which this lease is to copy the state, even in place of its own checkpoint."""
         index = next(one.index for one in self.word.members if one.lease == lease)
         saved = dict(zip(self.word.saved, self.word.saved_steps, strict=True)).get(index, 0)
         return any(other != lease and step >= saved for other, step in self.taken.items())
 
 
 def _groups(rows: Sequence[dict[str, Any]]) -> dict[int, _Group]:
-    """Of each lease that is in a group, that group. ``rows``: of ``policy/replica_groups``."""
+    """The group of each lease that is in one. ``rows``: of ``policy/replica_groups``."""
     found: dict[int, _Group] = {}
     for number, held in groupby(rows, key=lambda row: row["group"]):
         members = list(held)
@@ -269,7 +269,7 @@ def _groups(rows: Sequence[dict[str, Any]]) -> dict[int, _Group]:
 def _parts(
     held: Sequence[dict[str, Any]], terms: dict[str, Any], source: _Source, fetched: Fetch | None, group: _Group | None
 ) -> Iterator[tuple[str, Assignment]]:
-    """What each node gets of one lease; ``held`` are its GPUs in the order of ranks. Parts that have exited are no longer wanted."""
+    """The parts of one lease by node; ``held`` are its GPUs in the order of ranks. Parts that have exited are left out."""
     lease = held[0]
     nodes = list(dict.fromkeys(row["node"] for row in held))
     hosts = len({(row["host"], row["boot_id"]) for row in held})
@@ -314,7 +314,7 @@ def _parts(
 
 
 def _shared(node: dict[str, Any], job: int, place: str | None) -> str | None:
-    """Where a job's checkpoints lie on a node, None: in its home, as there is no other place, or as they lay there before."""
+    """The directory of a job's checkpoints on a node; None: its home, as there is no other place, or as they lay there before."""
     if node["shared_checkpoints"] is None or (place is not None and place in node["home_places"]):
         return None
     return f"{node['shared_checkpoints']}/{job}/checkpoints"
@@ -336,5 +336,5 @@ def _checkpoints(run_dir: str | None) -> str | None:
 
 
 def _meeting(first: dict[str, Any]) -> str:
-    """Where the ranks of a gang meet, or a replica answers: the port is the node's choice; until it has told that, the one to try first."""
+    """The address where a gang's ranks meet, or a replica answers. The node chooses the port; until then it is the one to try first."""
     return f"{first['address']}:{first['port'] or RENDEZVOUS_BASE + first['lease'] % 1000}"

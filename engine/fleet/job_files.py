@@ -1,4 +1,4 @@
-"""Disk space of jobs on runners, as these report it; a row for each change, so that the view `costs` knows for how long."""
+"""Disk space of jobs on runners, by their reports; a row for each change, so that the view `costs` knows the duration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..store.transaction import Transaction
 
 
 def take_files(tx: Transaction, node: str, files: Sequence[JobFiles]) -> None:
-    """All that lies in the home of a runner: what is not named any more has gone. Runners that share a home tell the same."""
+    """Take a runner's list of all files in its home: files no longer listed are gone. Runners that share a home send the same list."""
     place, known = _known(tx, node)
     told = {one.job: one.bytes for one in files}
     rows = [(job, told.get(job, 0)) for job in sorted(told.keys() | known.keys()) if told.get(job, 0) != known.get(job, 0)]
@@ -17,12 +17,12 @@ def take_files(tx: Transaction, node: str, files: Sequence[JobFiles]) -> None:
 
 
 def drop_files(tx: Transaction, node: str) -> None:
-    """A runner has gone for good. Where no other one has its home, nobody knows of its files any more: they cost nothing from now on."""
+    """A runner has gone for good. If no other one has its home, its files are no longer known, and cost nothing from now on."""
     if not tx.execute("shares_home", node):
         take_files(tx, node, [])
 
 
 def _known(tx: Transaction, node: str) -> tuple[str, dict[int, int]]:
-    """Where a runner's home is, and what was told of it last, by job."""
+    """A runner's home, and its last report, by job."""
     ((place,),) = tx.execute("place_of", node)
     return place, dict(tx.execute("job_files_at", place))

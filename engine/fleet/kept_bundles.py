@@ -1,4 +1,4 @@
-"""Directories on their way between hosts, on the disk of the daemon: HOME/bundles/<digest>, and <digest>.part while it comes."""
+"""Directories on their way between hosts, on the daemon's disk: HOME/bundles/<digest>, and <digest>.part while one arrives."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ..home import Home
 from ..hosts.bundles import digest_of_file, read_piece
 from ..protocol import BundleKept
 
-FREE_BYTES = 256 << 20  #: bytes of the disk that are left to the database
-UNUSED_FOR = 3600.0  #: seconds for which one is kept that nothing names: what names it may be on its way
+FREE_BYTES = 256 << 20  #: bytes of the disk reserved for the database
+UNUSED_FOR = 3600.0  #: seconds for which an unnamed one is kept, as a message that names it may be on its way
 
 
 @dataclass(frozen=True, slots=True)
 class KeptBundles:
-    """Several may come and go at a time, each by one thread at a time."""
+    """Several may be in transfer at a time, each by one thread at a time."""
 
     home: Home
     _locks: defaultdict[str, threading.Lock] = field(default_factory=lambda: defaultdict(threading.Lock))
@@ -31,9 +31,9 @@ class KeptBundles:
         return self.home.path / "bundles"
 
     def take(self, digest: str, offset: int, data: bytes, *, last: bool, at_most: int, what: str) -> BundleKept:
-        """Keep some of one, unless it is there already; answers with how much there is now, from where the next piece is to go on.
+        """Keep a piece of one, unless it is there already; answers with the bytes present, where the next piece must begin.
 
-        ``what`` it is, for whoever sends too much.
+        ``what``: its kind, for an error if it is too large.
         """
         whole, part = self.folder / digest, self.folder / f"{digest}.part"
         with self._locks[digest]:
@@ -71,7 +71,7 @@ class KeptBundles:
         part.rename(whole)
 
     def read(self, digest: str, offset: int) -> bytes:
-        """Some of one. It is looked at before its first piece: NotFound when it is damaged, or not there."""
+        """A piece of one. It is checked before its first piece: NotFound if it is damaged or missing."""
         whole = self.folder / digest
         with self._locks[digest]:
             try:
@@ -82,7 +82,7 @@ class KeptBundles:
                 raise NotFound(f"the daemon has no bundle {digest[:12]} any more, or its disk has damaged it") from None
 
     def clean(self, named: Collection[str]) -> None:
-        """Remove what nothing names any more."""
+        """Remove those that are no longer named."""
         for path in self.folder.glob("*"):
             try:
                 if path.name.removesuffix(".part") not in named and time.time() - path.stat().st_mtime > UNUSED_FOR:

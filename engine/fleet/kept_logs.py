@@ -1,7 +1,7 @@
-"""The ends of logs that were written on other hosts: sent by their runners when a lease ends, for when it is gone.
+"""The ends of logs of other hosts: sent by their runners when a lease ends, for the time when the runner is gone.
 
 HOME/kept-logs/<job>/<lease>.<node_rank>/output.log     the newest 1 MiB at most
-                                         place.json     in which file on its host that was, and where in it
+                                         place.json     its file on its host, and its offset there
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ..logfile import Piece, Place, read_log
 from ..protocol import LastLog
 from ..store.store import Store
 
-MOST_KEPT_BYTES = 1 << 20  #: bytes that are kept of one
-KEPT_FOR = 30 * 86_400.0  #: seconds, as runners keep theirs
+MOST_KEPT_BYTES = 1 << 20  #: bytes kept of one
+KEPT_FOR = 30 * 86_400.0  #: seconds, as on runners
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class KeptLogs:
         return self.home.path / "kept-logs" / str(job) / f"{lease}.{node_rank}"
 
     def take(self, sent: LastLog) -> None:
-        """Keep one; NotFound where its runner had no part of that lease."""
+        """Keep one; NotFound if its runner had no part of that lease."""
         if len(sent.data) > MOST_KEPT_BYTES:
             raise LimitExceeded(f"data: a log of {len(sent.data)} bytes; the last {MOST_KEPT_BYTES} are kept")
         if not self.store.rows("store/part_of_lease", sent.lease, sent.node, sent.job):
@@ -48,7 +48,7 @@ class KeptLogs:
         made.replace(target)
 
     def read(self, job: int, lease: int, node_rank: int, at: Place | None, lines: int | None) -> Piece | None:
-        """Some of one, with places as on its host, so that a reader may go on here that began there; None: it is not kept."""
+        """A piece of one, with its offsets on its host, so that a reader that began there may continue here; None: it is not kept."""
         directory = self.directory(job, lease, node_rank)
         try:
             place = json.loads((directory / "place.json").read_text())
@@ -60,7 +60,7 @@ class KeptLogs:
         return piece._replace(place=Place(place["file"], piece.place.offset + begin))
 
     def clean(self) -> None:
-        """Remove those that are too old, and what a crash has left half made."""
+        """Remove old ones, and half-made ones of a crash."""
         for directory in (self.home.path / "kept-logs").glob("*/*"):
             try:
                 if time.time() - directory.stat().st_mtime > (3600.0 if directory.name.startswith(".") else KEPT_FOR):

@@ -1,4 +1,4 @@
-"""Checks of a runner's name and of the GPUs that it offers. A refusal is in words, so that its agent can print them and leave."""
+"""Checks of a runner's name and of its offered GPUs. A refusal is in words, which its agent prints before it leaves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TEXTS: Mapping[str, int] = {"host": 255, "boot_id": 255, "version": 100, "addre
 
 
 def require(hello: Hello) -> None:
-    """Raise UsageError for the first thing that is wrong with an offer by itself."""
+    """Raise UsageError for the first mistake in an offer by itself."""
     if not NODE.fullmatch(hello.node):
         raise UsageError(f"node: {shown(hello.node)} is no name for a runner: {NODE_FORM}; choose another --node")
     if not NODE.fullmatch(hello.pool):
@@ -51,10 +51,10 @@ def _require_gpu(gpu: GpuInfo, node: str) -> None:
 
 
 def require_free(tx: Transaction, hello: Hello) -> None:
-    """Raise Conflict when another runner has one of the GPUs: two would start jobs on it.
+    """Raise Conflict if another runner has one of the GPUs: two would start jobs on it.
 
-    A GPU moves with a host that has got another name, or from one host to another: once the runner that had it has stopped, was
-    declared dead, or no longer finds it and no job of it lives on.
+    A GPU may move with a renamed host, or from one host to another, once the runner that had it has stopped, was declared dead,
+    or no longer finds it and has no living job on it.
     """
     for gpu, node, state, host, missing, held in tx.execute("gpu_owners", [gpu.id for gpu in hello.gpus], hello.node):
         if state not in ("stopped", "gone") and (held or not missing):

@@ -1,4 +1,4 @@
-"""Places of checkpoints, as runners tell of them, and the place of each job's."""
+"""Places of checkpoints, as reported by runners, and the place of each job's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..store.transaction import Transaction
 
 
 def name_place(tx: Transaction, batch: Sequence[str]) -> Sequence[str]:
-    """Give shared directories names; each keeps the one that it was given first."""
+    """Give shared directories names; each keeps its first one."""
     names: list[str] = []
     for path in batch:
         known = [name for name, _ in tx.execute("shared_name", path)]
@@ -23,15 +23,15 @@ def name_place(tx: Transaction, batch: Sequence[str]) -> Sequence[str]:
 
 
 def take_place(tx: Transaction, node: str, told: PlaceTold) -> None:
-    """From now on checkpoints of a runner's jobs lie there."""
+    """From now on checkpoints of a runner's jobs lie in this place."""
     tx.update("nodes", ["id"], [{"id": node, "shared_place": told.name, "checkpoints": told.path}])
     tx.touch("nodes", "leases", "queue")
 
 
 def saved_on(tx: Transaction, jobs: Mapping[int, tuple[str, str]], sizes: Mapping[int, int] = MappingProxyType({})) -> None:
-    """Jobs have saved on runners: their newest checkpoints lie in the places of these, or in those that they name ('': in none).
+    """Jobs have saved on runners: their newest checkpoints lie in these runners' places, or in a given one ('': in none).
 
-    Whatever the daemon has of earlier ones is of no use any more. ``sizes``: of what they have saved, bytes.
+    The daemon's copies of earlier ones are useless from now on. ``sizes``: bytes of the checkpoints.
     """
     nodes, told = ([where[i] for where in jobs.values()] for i in (0, 1))
     rows = tx.execute("places_of_saved", list(jobs), nodes, told) if jobs else []
@@ -41,7 +41,7 @@ def saved_on(tx: Transaction, jobs: Mapping[int, tuple[str, str]], sizes: Mappin
 
 
 def take_sent(tx: Transaction, batch: Sequence[CheckpointSent]) -> Sequence[StokerError | None]:
-    """Checkpoints were sent to the daemon, or could not be: so other hosts may begin with them, or their jobs wait for their own."""
+    """Checkpoints were sent to the daemon, so other hosts may begin with them; or could not be, so their jobs wait for their hosts."""
     sessions, answers = dict(tx.execute("sessions")), list[StokerError | None]()
     for sent in batch:
         if sessions.get(sent.node) != sent.session:
@@ -57,7 +57,7 @@ def take_sent(tx: Transaction, batch: Sequence[CheckpointSent]) -> Sequence[Stok
 
 
 def drop_bundle(tx: Transaction, batch: Sequence[str]) -> Sequence[None]:
-    """The daemon has lost what runners have sent."""
+    """The daemon has lost these bundles of runners."""
     jobs = [job for (job,) in tx.execute("jobs_of_bundles", list(batch))]
     tx.update("jobs", ["id"], [{"id": job, "bundle": None} for job in jobs])
     if jobs:
@@ -66,7 +66,7 @@ def drop_bundle(tx: Transaction, batch: Sequence[str]) -> Sequence[None]:
 
 
 def fetch_at_most(tx: Transaction, batch: Sequence[int]) -> Sequence[None]:
-    """The bound of size that the configuration has: all runners that fetch know it from now on."""
+    """The configuration's bound of size, for all runners that fetch."""
     nodes = [node for (node,) in tx.execute("fetching_nodes")]
     tx.update("nodes", ["id"], [{"id": node, "fetch_at_most": bound} for bound in batch[-1:] for node in nodes])
     return [None] * len(batch)

@@ -1,4 +1,4 @@
-"""The prices of config.toml, kept with the time from which they hold: the view `costs` prices each lease as it was when it was granted."""
+"""The prices of config.toml, with the time from which they hold: the view `costs` uses the prices at the time of a lease's grant."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from ..store.transaction import Transaction
 
-Prices = Mapping[tuple[str, str], float]  #: by what (`gpu` or `storage`) and product of the GPU, as in the table `prices`
+Prices = Mapping[tuple[str, str], float]  #: by kind (`gpu` or `storage`) and product of the GPU, as in the table `prices`
 
 
 def keep_prices(tx: Transaction, batch: Sequence[Prices]) -> Sequence[None]:
-    """Put a list of prices on record where it differs from the one in force."""
+    """Record a list of prices if it differs from the one in force."""
     for wanted in batch:
         if wanted != {(what, name): price for what, name, price in tx.execute("prices_in_force")}:
             rows = [{"ts": tx.now, "what": what, "gpu_name": name, "price": price} for (what, name), price in wanted.items()]

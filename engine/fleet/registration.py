@@ -1,4 +1,4 @@
-"""Messages of runners, registrations and reports, and what follows from them for leases and jobs."""
+"""Messages of runners, registrations and reports, and their effects on leases and jobs."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ from .offers import require_free
 from .places_told import saved_on, take_place
 
 T = TypeVar("T", bound=msgspec.Struct)
-CHANGE_OF_PACE = 0.1  #: share by which a pace has to change for expected starts to be worked out anew at once
-CLOCK_TOLERANCE = 1.0  #: seconds by which a runner's clock may differ from ours, its message being on the way: its times are ours
-#: ends of workers from the worst: the worst part decides what became of a gang
+CHANGE_OF_PACE = 0.1  #: relative change of a pace from which on expected starts are computed anew at once
+CLOCK_TOLERANCE = 1.0  #: seconds by which a runner's clock may differ from ours, travel time included: its times then count as ours
+#: ends of workers from the worst: the worst part decides the end of a gang
 SEVERITY = ("unkillable", "lost", "oom", "hang", "start-failed", "failed", "stopped", "completed")
 
 
@@ -109,7 +109,7 @@ def _register(tx: Transaction, message: Hello, session: int, known: dict[str, An
 
 
 def pilot_of(message: Hello) -> dict[str, Any] | None:
-    """The batch job that a runner says that it is part of; None: of none."""
+    """The batch job of which a runner says that it is a part; None: none."""
     engine, *words = (message.pilot or "").split("/")
     if engine != "slurm" or len(words) != 3 or not all(words):
         return None
@@ -117,19 +117,19 @@ def pilot_of(message: Hello) -> dict[str, Any] | None:
 
 
 def _try_again(tx: Transaction, node: str) -> None:
-    """A runner that was started anew may have what jobs lacked there."""
+    """A restarted runner may now have files that jobs lacked there."""
     rows = [(job, json.loads(excluded)) for job, excluded in tx.execute("excluding", node)]
     kept = [(job, {name: why for name, why in excluded.items() if name != node}) for job, excluded in rows]
     tx.update("jobs", ["id"], [{"id": job, "excluded": json.dumps(excluded) if excluded else None} for job, excluded in kept])
 
 
 def _short(text: str | None) -> str | None:
-    """What a runner says in words: cut, not refused, for the rest of the message is true however long they are."""
+    """A runner's words: too long ones are cut, not refused, as the rest of the message is valid."""
     return text if text is None or len(text) <= MOST_WORDS else text[: MOST_WORDS - 1] + "…"
 
 
 def report(tx: Transaction, batch: Sequence[Report]) -> Sequence[Ack | StokerError]:
-    """Take what runners report: records, workers' states, samples, health of GPUs. All of a report, or Stale."""
+    """Take runners' reports: records, workers' states, samples, health of GPUs. Each as a whole, or Stale."""
     sessions = dict(tx.execute("sessions"))
     current = [_by_our_clock(message, tx.now) for message in batch if sessions.get(message.node) == message.session]
     for message in current:
@@ -137,7 +137,7 @@ def report(tx: Transaction, batch: Sequence[Report]) -> Sequence[Ack | StokerErr
             take_place(tx, message.node, message.place)
     live = _live(tx, current)
     stale = _take_records(tx, [(m.node, records) for m in current for records in m.records], live)
-    # A runner's clock may be ahead of ours, or behind: nothing has happened later than now, and nothing of a lease before its grant.
+    # A runner's clock may be ahead of ours, or behind: no event is later than now, and none of a lease before its grant.
     granted = {(lease, node): part.lease.granted_at for (lease, node), part in live.items()}
     updates = [
         (m.node, msgspec.structs.replace(update, ts=min(max(update.ts, granted.get((update.lease, m.node), 0.0)), tx.now)))
@@ -281,7 +281,7 @@ def _take_records(tx: Transaction, batch: Sequence[tuple[str, Records]], live: M
 
 @dataclass(slots=True)
 class _Latest:
-    """What the new records of a job come to."""
+    """The newest values in a job's records."""
 
     lease: _Lease
     first: Record
@@ -302,7 +302,7 @@ class _Latest:
 
 
 def _progress(tx: Transaction, latest: Mapping[int, _Latest]) -> None:
-    """Bring `progress` up to date with the newest records of each job."""
+    """Update `progress` with the newest records of each job."""
     known = {row["job_id"]: row for row in tx.objects("progress_of", list(latest))} if latest else {}
     rows = []
     saved = [job for job, new in latest.items() if new.checkpoint is not None and known.get(job, _NO_PROGRESS)["checkpoint_step"] is None]
@@ -333,7 +333,7 @@ def _progress(tx: Transaction, latest: Mapping[int, _Latest]) -> None:
 
 
 def _keep(tx: Transaction, kept: Mapping[int, int]) -> None:
-    """What jobs keep of a GPU while others have the turn."""
+    """The GPU memory that jobs keep while others have the turn."""
     more = tx.objects("keep_more", list(kept), list(kept.values())) if kept else []
     tx.update("jobs", ["id"], more)
     if more:
@@ -346,7 +346,7 @@ _NO_PROGRESS: Mapping[str, Any] = dict.fromkeys(
 
 
 def _is_news(old: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
-    """Whether the end of the job is expected elsewhere now: its steps or their pace have become known, or are others."""
+    """Whether the expected end of the job moves: its steps or their pace have become known, or have changed."""
     before, now = old["seconds_per_step"], row["seconds_per_step"]
     if row["total_steps"] != old["total_steps"] or (before is None) != (now is None):
         return True
@@ -358,9 +358,9 @@ def _first(*values: int | None) -> int | None:
 
 
 def _pace(old: Mapping[str, Any], new: _Latest) -> float | None:
-    """Seconds a step, moving average; measured within one lease only, so that a stop between two is not counted.
+    """Seconds per step, as a moving average within one lease, so that a stop between two does not count.
 
-    It is that of a job that has its GPUs alone: beside others it stays what it was.
+    It is that of a job alone on its GPUs: beside others it does not change.
     """
     started, updated = new.lease.started_at, old["updated_at"]
     within = started is not None and updated is not None and updated >= started
@@ -406,7 +406,7 @@ def _take_updates(tx: Transaction, batch: Sequence[tuple[str, WorkerUpdate]], li
 
 
 def _advance(update: WorkerUpdate, lease: _Lease) -> dict[str, Any]:
-    """What changes in a lease: it follows the first of its workers that gets there, and never goes back."""
+    """The changes of a lease: it follows its farthest worker, and never goes back."""
     changes: dict[str, Any] = {}
     if update.state == "running" and lease.started_at is None:
         lease.started_at = changes["started_at"] = update.ts
@@ -417,7 +417,7 @@ def _advance(update: WorkerUpdate, lease: _Lease) -> dict[str, Any]:
 
 
 def _follow(tx: Transaction, node: str, update: WorkerUpdate, lease: _Lease) -> list[Move]:
-    """The job, too, follows the first of its workers, unless it is being stopped."""
+    """The job, too, follows its farthest worker, unless it is being stopped."""
     to = {"starting": State.STARTING, "running": State.RUNNING}[update.state]
     if lease.job_state not in (State.ASSIGNED, State.STARTING) or lease.job_state is to:
         return []
@@ -429,7 +429,7 @@ def _follow(tx: Transaction, node: str, update: WorkerUpdate, lease: _Lease) -> 
 def _exit(
     tx: Transaction, exits: Mapping[tuple[int, str], WorkerUpdate], live: Mapping[tuple[int, str], _Part] = MappingProxyType({})
 ) -> None:
-    """Workers are gone; leases all of whose workers are gone end, as the worst of them did."""
+    """Workers are gone; a lease without workers ends, by the worst of their ends."""
     if not exits:
         return
     tx.update(
@@ -477,7 +477,7 @@ def _take_samples(tx: Transaction, batch: Sequence[tuple[str, Sample]]) -> None:
 
 
 def _take_turns(tx: Transaction, samples: Sequence[Sample]) -> None:
-    """Who has the turn, and for how long each has waited."""
+    """The holder of the turn, and the waiting time of each."""
     told = {s.lease: s for s in samples if s.lease is not None}
     if not told:
         return
@@ -491,7 +491,7 @@ def _take_turns(tx: Transaction, samples: Sequence[Sample]) -> None:
 
 
 def _take_servers(tx: Transaction, node: str, servers: Sequence[ForkServer]) -> None:
-    """All fork servers of a runner; policies and forecasts look again."""
+    """Take all fork servers of a runner; policies and forecasts are asked again."""
     tx.delete("fork_servers", "node_id", [node])
     rows = {
         (one.recipe, one.backbone): {
@@ -505,7 +505,7 @@ def _take_servers(tx: Transaction, node: str, servers: Sequence[ForkServer]) -> 
 
 
 def _leave(tx: Transaction, node: str) -> None:
-    """An agent says goodbye only with nothing in hand: what it was assigned and has not taken up never started."""
+    """An agent leaves only without running work: assigned leases that it has not taken up never started."""
     tx.delete("fork_servers", "node_id", [node])
     tx.update("nodes", ["id"], [{"id": node, "state": "stopped"}])
     tx.event("node.stopped", f"runner:{node}", node=node, after="stopped", reason="its agent has left")
@@ -514,7 +514,7 @@ def _leave(tx: Transaction, node: str) -> None:
 
 
 def _hand_back(tx: Transaction, node: str) -> None:
-    """A runner drains itself: nothing more is begun there, and what it stops is queued again."""
+    """A runner drains itself: no more jobs begin there, and jobs that it stops are queued again."""
     (row,) = tx.objects("node", node)
     if row["state"] not in ("up", "suspect"):
         return
@@ -526,12 +526,12 @@ def _hand_back(tx: Transaction, node: str) -> None:
 
 
 def _give_up(tx: Transaction, node: str, why: str, at: float) -> None:
-    """Declare every part that lives on a runner lost ``at`` a time; the caller knows that none runs."""
+    """Declare all living parts on a runner lost ``at`` a time; the caller knows that none runs."""
     gone = [row[0] for row in tx.execute("node_leases", node)]
     _exit(tx, {(lease, node): _lost(lease, at, why) for lease in gone})
 
 
-#: what a runner's state may become other than by its own registration
+#: states to which a runner may change other than by its own registration
 NODE_TRANSITIONS = {
     "up": {"suspect", "draining", "gone"},
     "suspect": {"up", "draining", "gone"},
@@ -551,7 +551,7 @@ class NodeChange:
     actor: str
     reason: str
     leaving: bool = False  #: it is to leave when its workers have ended
-    session: int | None = None  #: only while this one is in force: what was found out is of that; None: whatever it is
+    session: int | None = None  #: apply only while this session is in force, as the finding is about it; None: always
 
 
 def change_node(tx: Transaction, batch: Sequence[NodeChange]) -> Sequence[StokerError | None]:
@@ -564,14 +564,17 @@ def change_node(tx: Transaction, batch: Sequence[NodeChange]) -> Sequence[Stoker
             answers.append(Stale(f"runner {change.node} has registered again meanwhile"))
             continue
         if change.state not in NODE_TRANSITIONS.get(before, ()) and before != change.state:
-            answers.append(Conflict(f"runner {change.node} is {before}: it can't become {change.state}; see 'stoker runner list'"))
+            serve = (
+                "it serves again after 'stoker runner start' on its host" if before in ("stopped", "gone") else "see 'stoker runner list'"
+            )
+            answers.append(Conflict(f"runner {change.node} is {before}: it can't become {change.state}; {serve}"))
             continue
         tx.event("node.state", change.actor, node=change.node, before=before, after=change.state, reason=change.reason)
         tx.update("nodes", ["id"], [{"id": change.node, "state": change.state, "leaving": change.leaving}])
         if change.state == "gone":
             tx.delete("fork_servers", "node_id", [change.node])
-            tx.update("nodes", ["id"], [{"id": change.node, "session": found[0]["session"] + 1}])  # should it come back, it must register
-            _give_up(tx, change.node, f"runner {change.node} was declared dead", found[0]["last_seen"])  # later nothing is known to run
+            tx.update("nodes", ["id"], [{"id": change.node, "session": found[0]["session"] + 1}])  # if it comes back, it must register
+            _give_up(tx, change.node, f"runner {change.node} was declared dead", found[0]["last_seen"])  # no later run is known
             drop_files(tx, change.node)
         answers.append(None)
     tx.touch("nodes", "leases", "queue")
@@ -579,7 +582,7 @@ def change_node(tx: Transaction, batch: Sequence[NodeChange]) -> Sequence[Stoker
 
 
 def seen(tx: Transaction, batch: Sequence[Mapping[str, float]]) -> Sequence[None]:
-    """How long ago runners were last heard: node to seconds."""
+    """Write when runners were last heard: node to seconds ago."""
     last: dict[str, float] = {}
     for heard in batch:
         last.update(heard)

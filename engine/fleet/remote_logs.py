@@ -1,4 +1,4 @@
-"""Logs that lie on other hosts, fetched through the runners there."""
+"""Logs on other hosts, fetched through the runners there."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ..protocol import Hello, LogRequest
 from .remote_requests import LOGS, RemoteRequests
 from .silence import Fleet
 
-PATIENCE = 10.0  #: seconds that a runner gets to answer
+PATIENCE = 10.0  #: seconds for a runner's answer
 
 
 @dataclass(frozen=True, slots=True)
 class LogSource:
-    """Where the log of a lease lies: a row of api/log_dirs."""
+    """The place of a lease's log: a row of api/log_dirs."""
 
     job: int
     lease: int
@@ -42,7 +42,7 @@ class LogSource:
 
     @property
     def node_rank(self) -> int:
-        """As its directory says: run-LEASE, or run-LEASE.RANK."""
+        """From its directory's name: run-LEASE, or run-LEASE.RANK."""
         rank = self.run_dir.name.partition(".")[2]
         return int(rank) if rank.isdecimal() else 0
 
@@ -52,26 +52,26 @@ class LogSource:
 
 
 class RemoteLogs:
-    """Reads logs wherever they lie."""
+    """Reads logs on any host."""
 
     def __init__(self, requests: RemoteRequests, fleet: Fleet, home: Home) -> None:
         self._requests, self._fleet = requests, fleet
         self._home, self._host = home, socket.gethostname()
 
     def is_here(self, source: LogSource) -> bool:
-        """Whether its directory is in this very home: that a path exists here does not tell, another host has the same names."""
+        """Whether its directory is in this very home: an existing path does not prove that, as other hosts have the same names."""
         if os.path.realpath(source.home) != os.path.realpath(self._home.path):
             return False
-        # A host that was started again has another boot; as long as a runner of another boot serves, it is another host.
+        # A rebooted host has another boot id; but while a runner with that id serves, it is another host.
         same_boot = source.boot_id == boot_id() or source.state in ("stopped", "gone")
         return (source.host == self._host and same_boot) or self._home.is_locked_by(source.node, source.pid)
 
     def is_home_of(self, hello: Hello) -> bool:
-        """The same of a runner that registers."""
+        """The same for a registering runner."""
         return self.is_here(LogSource(0, 0, Path(), False, hello.node, hello.host, hello.home, hello.boot_id, hello.pid, "up"))
 
     async def fetch(self, source: LogSource, at: Place | None, lines: int | None) -> Piece:
-        """Some of a log that lies elsewhere; Conflict says where, when its runner does not send it."""
+        """A piece of a log elsewhere; Conflict with its place if its runner does not send it."""
         if source.state in ("stopped", "gone", "suspect"):
             was = {"stopped": "has stopped", "gone": "was declared dead"}
             raise self._lies(source, was.get(source.state) or f"has been silent for {self._silent(source)}")

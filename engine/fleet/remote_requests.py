@@ -1,4 +1,4 @@
-"""Requests to runners on other hosts: told in the answers of their polls until they have taken them, and answered by them."""
+"""Requests to runners on other hosts: sent in the answers to their polls until they have taken them, and answered by them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from .board import Board
 class RequestKind:
     """A kind of request, logs or messages."""
 
-    field: str  #: of `Assignments`, in which it is told
-    flag: str  #: of `Poll`, by which a runner says that it answers it
+    field: str  #: of `Assignments` that carries it
+    flag: str  #: of `Poll` by which a runner says that it answers them
     answer: type
     most: int  #: that may wait for one runner
-    waiters: str  #: what these are
-    again: bool  #: a runner that was started anew meanwhile is asked too: to do it twice costs nothing
+    waiters: str  #: their name, for an error
+    again: bool  #: it is sent again to a runner that restarts meanwhile, as doing it twice is harmless
 
 
 LOGS = RequestKind("logs", "sends_logs", LogPiece, 100, "readers of logs wait for", again=True)
@@ -38,11 +38,11 @@ class _Open:
     kind: RequestKind
     request: LogRequest | AskRequest
     answer: asyncio.Future[Any]
-    told: int | None = None  #: the session of its runner that was told of it
+    told: int | None = None  #: the session of its runner to which it was sent
 
 
 class RemoteRequests:
-    """What is asked and has not been answered, by runner. On the event loop only, but for `committed`."""
+    """Open requests, by runner. On the event loop only, except `committed`."""
 
     def __init__(self, board: Board) -> None:
         self._board = board
@@ -51,9 +51,9 @@ class RemoteRequests:
         self._newest = time.time_ns() // 1_000_000  # so that a runner has taken none of these numbers from an earlier daemon
 
     async def ask(self, kind: RequestKind, node: str, make: Callable[[int], LogRequest | AskRequest]) -> Any:
-        """The answer of a runner, None: it is of a version that answers no such requests. ``make`` gets the number of the request.
+        """The answer of a runner; None: its version answers no such requests. ``make`` gets the number of the request.
 
-        Unreachable: it has left, or leaves before it has answered. Whoever calls sees to it that it does not wait for ever.
+        Unreachable: it has left, or leaves before it has answered. The caller must bound the wait.
         """
         if node in self._left:
             raise _left(node)
@@ -69,11 +69,11 @@ class RemoteRequests:
             del under_way[number]
 
     def waiting(self, poll: Poll) -> bool:
-        """Whether there is something to tell a runner."""
+        """Whether there are requests for a runner."""
         return bool(self._untold(poll))
 
     def _untold(self, poll: Poll) -> list[_Open]:
-        """What a runner has not taken; one of a former version, which does not say that, has what it was told."""
+        """Requests that a runner has not taken; one of an earlier version, which does not report that, has all that were sent."""
         waiting = [(number, one) for number, one in self._open[poll.node].items() if not one.answer.done()]
         if poll.taken is None:
             return [one for _, one in waiting if one.told != poll.session]
@@ -81,7 +81,7 @@ class RemoteRequests:
         return [one for number, one in waiting if number > taken]
 
     def hand_out(self, poll: Poll, answer: Assignments) -> Assignments:
-        """The answer to a poll, with what is asked of the runner."""
+        """The answer to a poll, with the runner's requests."""
         told = defaultdict[str, list[LogRequest | AskRequest]](list)
         for one in self._untold(poll):
             if one.told not in (None, poll.session) and not one.kind.again:
@@ -94,7 +94,7 @@ class RemoteRequests:
         return msgspec.structs.replace(answer, **told) if told else answer
 
     def take(self, answer: LogPiece | Asked) -> None:
-        """An answer; whoever asked may have gone."""
+        """Take an answer; the asker may have gone."""
         one = self._open[answer.node].get(answer.number)
         if one is not None and not one.answer.done() and isinstance(answer, one.kind.answer):
             one.answer.set_result(answer)

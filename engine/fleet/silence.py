@@ -1,4 +1,4 @@
-"""Which runners are heard of, and what the daemon concludes from silence."""
+"""Runners' signs of life, and the daemon's conclusions from silence."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ..identity import Process, alive, boot_id
 from ..store.store import Store
 from .registration import NodeChange, change_node, seen
 
-#: seconds after the last grace of its jobs before what a silent runner has stopped is begun elsewhere: its supervisors kill for 30 s
+#: seconds after the last grace until a silent runner's stopped jobs begin elsewhere: its supervisors kill for 30 s
 MARGIN = 45.0
-GRACE = 30.0  #: seconds, of specs that do not say
+GRACE = 30.0  #: seconds, for specs that give none
 SILENT_AFTER = 60.0  #: seconds without a word after which a runner is suspect
 
 
 class Fleet:
-    """Sessions and last words of runners, in memory; written to `nodes` now and then. While this machine sleeps nobody is silent.
+    """Sessions and last words of runners, in memory; written to `nodes` from time to time. Sleep of this machine is no silence.
 
-    Silence is not death: a silent runner's jobs may well be running, so nothing of it is started elsewhere until
+    Silence is not death: a silent runner's jobs may well be running, so none of them is started elsewhere until
     its processes are proved dead (another boot, or it says so itself) or a person declares it dead.
     """
 
@@ -35,9 +35,9 @@ class Fleet:
         self._sessions: dict[str, int] = {node: session for node, session, _, _ in rows}
         self._states: dict[str, str] = {node: state for node, _, state, _ in rows}
         self._leaving: dict[str, bool] = {node: leaving for node, _, _, leaving in rows}
-        self._began = clock()  # a fresh daemon gives everybody the full time
+        self._began = clock()  # a fresh daemon gives all runners the full time
         self._heard: dict[str, float] = {}
-        self._unanswered: set[str] = set()  #: those that have registered, and may not know that by now
+        self._unanswered: set[str] = set()  #: runners that have registered, and may not know it yet
 
     def registered(self, node: str, session: int) -> None:
         with self._lock:
@@ -60,7 +60,7 @@ class Fleet:
         return self._clock() - self._heard.get(node, self._began)
 
     def reload(self) -> None:
-        """Sessions and states as committed, after something has changed them."""
+        """Read sessions and states again after a commit."""
         with self._lock:
             rows = self._store.rows("api/fleet")
             self._sessions = {node: session for node, session, _, _ in rows}
@@ -68,7 +68,7 @@ class Fleet:
             self._leaving = {node: leaving for node, _, _, leaving in rows}
 
     def watch(self) -> None:
-        """Write down who was heard; mark who has gone silent, or come back; settle drains. A periodic task."""
+        """Store the last words; mark runners that have gone silent or come back; settle drains. A periodic task."""
         now = self._clock()
         with self._lock:
             heard, states, unanswered, sessions = dict(self._heard), dict(self._states), set(self._unanswered), dict(self._sessions)
@@ -85,21 +85,21 @@ class Fleet:
                 self._mark(node, "drained", "its last job has left")
 
     def _begin_elsewhere(self, now: float, heard: Mapping[str, float], sessions: Mapping[str, int]) -> None:
-        """What silent runners had has been stopped there, where they do so by themselves: it need not wait for a person."""
+        """Silent runners have stopped their jobs by themselves, if they do so: these jobs need not wait for a person."""
         for node, limit in self._store.rows("api/fenced_nodes", GRACE):
             silent = now - heard.get(node, self._began)
             if silent > limit + MARGIN and self._alive_here(node, "api/worker_processes") is None:
                 why = f"silent for {silent:.0f} s: by now it has stopped its jobs by itself (runners.fence_after)"
-                with contextlib.suppress(Conflict, Stale):  # it is heard again by now, or somebody was faster
+                with contextlib.suppress(Conflict, Stale):  # it is heard again by now, or was changed already
                     self._store.write(change_node, NodeChange(node, "gone", "daemon", why, session=sessions.get(node)), urgent=True)
 
     def _mark(self, node: str, state: str, reason: str) -> None:
-        """Unless it has stopped, or been changed by somebody, since the look: the next one sees what it is then."""
+        """Mark it, unless it has stopped or was changed since the look; then the next look decides."""
         with contextlib.suppress(Conflict):
             self.change(node, state, "daemon", reason)
 
     def change(self, node: str, state: str, actor: str, reason: str, *, leaving: bool | None = None) -> None:
-        """Set a runner's state; ``leaving`` None: as it was, unless it is to serve again. Conflict when it can't be."""
+        """Set a runner's state; ``leaving`` None: unchanged, unless it is to serve again. Conflict: the change is not allowed."""
         self._require(node)
         if leaving is None:
             leaving = state in ("draining", "drained") and self._leaving.get(node, False)
@@ -117,7 +117,7 @@ class Fleet:
         self.change(node, "gone", actor, f"declared dead by {actor}")
 
     def ended(self, node: str, session: int, why: str) -> None:
-        """An engine has proved that no process of a runner lives. Conflict where one is seen here, Stale where it has come back since."""
+        """An engine has proved that no process of a runner lives. Conflict if one is seen here, Stale if it has come back since."""
         if (pid := self._alive_here(node)) is not None:
             raise Conflict(f"its process {pid} is alive on this host")
         self._store.write(change_node, NodeChange(node, "gone", "daemon", why, session=session), urgent=True)
@@ -129,6 +129,6 @@ class Fleet:
 
     def _require(self, node: str) -> None:
         if node not in self._sessions:
-            self.reload()  # it is in the tables a moment before it is known here
+            self.reload()  # the tables have it a moment earlier
         if node not in self._sessions:
             raise NotFound(f"runner {node!r}: there is none; 'stoker runner list' shows them")

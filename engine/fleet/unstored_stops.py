@@ -1,4 +1,4 @@
-"""Stops that no room on the disk is left for: the runners are told at once, and they are stored as soon as there is room."""
+"""Stops without room on the disk: the runners get them at once, and they are stored as soon as there is room."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ..errors import NoRoom, StokerError
 from ..store.store import Command, Store
 from .board import Board
 
-Write = tuple[Command[Any, Any], Any]  #: a command and what it is given
+Write = tuple[Command[Any, Any], Any]  #: a command and its argument
 
 
 class UnstoredStops:
-    """In memory only, which whoever asked is told. Any thread."""
+    """In memory only, as the requester is told. Any thread."""
 
     def __init__(self, store: Store, board: Board) -> None:
         self._store, self._board = store, board
@@ -25,7 +25,7 @@ class UnstoredStops:
         return bool(self._kept)
 
     def take(self, writes: Sequence[Write], leases: Mapping[int, str], refused: NoRoom) -> NoRoom:
-        """Keep what was refused, and tell the runners to stop the ``leases``, each for its reason; the answer for whoever asked."""
+        """Keep the refused writes, and make the runners stop the ``leases``, each for its reason; returns the answer for the requester."""
         with self._lock:
             self._kept += writes
         self._board.order(leases)
@@ -34,7 +34,7 @@ class UnstoredStops:
         return NoRoom(f"not stored yet, but {told}: {refused}; {later}")
 
     def look(self) -> None:
-        """Store what is kept, in order. NoRoom: there is none yet. Comes before whatever may tell of an end, or takes a stop back."""
+        """Store the kept writes, in order. NoRoom: there is none yet. Called before reports of ends, and before a stop is taken back."""
         while self._kept:
             with self._lock:
                 if not self._kept:
@@ -44,6 +44,6 @@ class UnstoredStops:
                     self._store.write(*write, urgent=True)
                 except NoRoom:
                     raise
-                except StokerError:  # no longer possible: nothing is owed
+                except StokerError:  # no longer possible, and no longer needed
                     pass
                 self._kept.pop(0)

@@ -1,4 +1,4 @@
-"""Ends that come with time: leases expire, attempts run out of time."""
+"""Ends by time: leases expire, attempts reach their timeout."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from ..jobs.leases import LeaseStop, stop
 from ..store.store import Store
 from ..store.transaction import Transaction
 
-PATIENCE = 10.0  #: seconds past its end for which a lease waits for a policy that is slow, hangs or fails
+PATIENCE = 10.0  #: seconds past its end for which a lease waits for a slow, hanging or failing policy
 
 
 def look_at_leases(
     store: Store, now: float, asked_at: Callable[[str], float], spared: Callable[[str], Collection[int]], wake: Callable[[str], None]
 ) -> None:
-    """A periodic task: writes only when there is something to stop.
+    """A periodic task: writes only if there are leases to stop.
 
-    A lease that has run out is its pool's to renew or to end (`scheduling.tick`), so a pool that was not asked since (``asked_at``) is
-    woken. What is left after that, as the policy failed, is ended here; so is what has waited for an answer for `PATIENCE`. What the pool
-    lets go on as nobody waits (``spared``) is over for nobody.
+    The pool renews or ends a lease that has run out (`scheduling.tick`), so a pool that was not asked since (``asked_at``) is woken.
+    Leases that remain after that, as the policy failed, are ended here; so are leases that have waited for an answer for `PATIENCE`.
+    Leases that the pool lets go on while no job waits (``spared``) are not ended.
     """
     over, late = [], set()
     for lease, reason, pool, end in store.rows("store/due_leases", now):
@@ -36,7 +36,7 @@ def look_at_leases(
 
 
 def run_out(tx: Transaction, batch: Sequence[Collection[int]]) -> Sequence[int]:
-    """Stop those leases that are at their end or their timeout, and were not renewed meanwhile; answers with how many."""
+    """Stop the leases that are at their end or their timeout, and were not renewed meanwhile; answers with their number."""
     due = {lease: reason for lease, reason, _, _ in tx.execute("due_leases", tx.now)}
     over = [sorted(due.keys() & wanted) for wanted in batch]
     stop(tx, [LeaseStop(lease, due[lease], "daemon") for leases in over for lease in leases])
@@ -45,7 +45,7 @@ def run_out(tx: Transaction, batch: Sequence[Collection[int]]) -> Sequence[int]:
 
 @dataclass(frozen=True, slots=True)
 class StopAll:
-    """Every live lease is to stop, or every one with a part on ``node``, or of these the ``servers``, which never end."""
+    """Stop every live lease, or every one with a part on ``node``, or of these only the ``servers``, which never end."""
 
     reason: str
     actor: str
@@ -59,7 +59,7 @@ class StopAll:
 
 
 def stop_all(tx: Transaction, batch: Sequence[StopAll]) -> Sequence[int]:
-    """Answers with how many leases were told to stop."""
+    """Answers with the number of leases asked to stop."""
     answers = []
     for wanted in batch:
         live = tx.execute(*wanted.meant)

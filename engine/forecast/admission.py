@@ -1,7 +1,7 @@
-"""Whether a deadline can be met now, how likely, and the earliest that could be: told to people, never decided by.
+"""Forecasts of deadlines: the probability of keeping one, and the earliest that could be kept. For people only, not for decisions.
 
-The pool is simulated from where it stands (`whatif`), on a thread of its own: one at a time, so that many questions, or a
-policy that hangs, cost the daemon no more than one thread; whoever asks meanwhile is told that it is busy.
+The pool is simulated from its present state (`whatif`), on a thread of its own: one at a time, so that many questions, or a
+policy that hangs, cost the daemon no more than one thread; other questions meanwhile are answered with "busy".
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from .trial import with_job
 from .whatif import FEW_RUNS, Prospect, Question, Simulate, by_queue, look_ahead, quickest, spread_out
 from .work_draws import SAID_SPREAD, Durations, Finished, Known
 
-ANSWER_PATIENCE = 8.0  #: seconds after which an answer is not waited for any longer
-QUEUE_PATIENCE = 1.0  #: seconds that a question waits for the one before it
-PROFILING = 60.0  #: seconds that a profiling run trains, where none has been measured: runs of jobs whose steps take a tenth of a second
-RESUMPTION = 5.0  #: seconds that a suspension costs with its resumption, where nothing has been measured
-DECISIONS_PER_JOB = 100  #: decisions in the time that a job is expected to take, in pools of many more jobs
-ROUNDS_A_JOB = 20  #: decisions in the time that a GPU is held by one job, in the mean
+ANSWER_PATIENCE = 8.0  #: longest wait for an answer, in seconds
+QUEUE_PATIENCE = 1.0  #: seconds for which a question waits for the one before it
+PROFILING = 60.0  #: seconds of a profiling run, if none has been measured: that of jobs with steps of a tenth of a second
+RESUMPTION = 5.0  #: seconds of a suspension with its resumption, if none has been measured
+DECISIONS_PER_JOB = 100  #: decisions in a job's expected time, in pools of many more jobs
+ROUNDS_A_JOB = 20  #: decisions in the mean time for which one job holds a GPU
 NEWEST_COMPLETED = 500  #: completed jobs from which durations are learnt
 
 Answer = dict[str, Any]
-#: The whole of an answer; docs/api.md says what each means. `status` is "estimated", or why there is no estimate.
+#: An answer; docs/api.md explains its fields. `status` is "estimated", or why there is no estimate.
 _BLANK: Answer = {
     "status": "", "reason": None, "now": None, "runs": 0, "simulated": 0, "needs": None, "gpus": None, "demand": None, "steps": [],
     "end_50": None, "end_90": None, "others": None, "cpu_seconds": 0.0,
@@ -53,7 +53,7 @@ _BLANK: Answer = {
 
 
 class _NotEstimated(Exception):
-    """There is no estimate; the status is a stable word, the reason a sentence for a person."""
+    """There is no estimate; the status is a stable word, the reason a sentence for people."""
 
     def __init__(self, status: str, reason: str) -> None:
         self.status, self.reason = status, reason
@@ -64,7 +64,7 @@ class _NotEstimated(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A pool, a job in its view, and those that have come with it."""
+    """A pool, a job in its view, and the jobs submitted with it."""
 
     view: View
     known: Known
@@ -78,11 +78,11 @@ class Admission:
         self._turn = asyncio.Semaphore(1)
 
     async def of_job(self, job: int) -> Answer:
-        """Of a job that has been submitted."""
+        """The answer for a submitted job."""
         return await self._answer(partial(self._submitted, job))
 
     async def of_spec(self, specs: Sequence[JobSpec], row: int) -> Answer:
-        """Of one of several jobs that would be submitted together."""
+        """The answer for one of several jobs before their common submission."""
         return await self._answer(partial(self._imagined, specs, row))
 
     async def _answer(self, ask: Callable[[], _Asked]) -> Answer:
@@ -99,7 +99,7 @@ class Admission:
                 answer.set_result(self._estimate(ask()))
             except _NotEstimated as none:
                 answer.set_result(none.answer())
-            except BaseException as error:  # whoever asked hears of it
+            except BaseException as error:  # passed on to the asker
                 answer.set_exception(error)
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._turn.release)
@@ -150,18 +150,18 @@ class Admission:
 
     def _profile_gpus(self, spec: JobSpec) -> int:
         """GPUs of the profiling run that such a job would need first."""
-        if spec.signature is None:  # nothing can be measured of it
+        if spec.signature is None:  # it cannot be measured
             return 0
         ((measured,),) = self._store.rows("policy/is_measured", spec.signature, spec.pool)
         return 0 if measured else min(spec.gpus_min, PROFILED_ON)
 
     def _profiling(self, pool: str) -> float:
-        """Seconds that a profiling run trains in the pool."""
+        """Seconds of a profiling run in the pool."""
         ((median,),) = self._store.rows("policy/profiling_runs", pool)
         return PROFILING if median is None else float(median)
 
     def _model_takes(self, spec: JobSpec) -> float:
-        """Seconds that such a job takes as earlier ones of its model did, NaN: none has run."""
+        """Seconds of such a job, by earlier ones of its model; NaN: none has run."""
         ((pace, duration),) = self._store.rows("policy/model_work", spec.model, spec.gpus_min)
         if pace is not None and spec.stop.iterations is not None:
             return float(pace) * spec.stop.iterations
@@ -218,7 +218,7 @@ _NOTHING_KNOWN: Answer = {"model": "", "array_id": None, "by_steps": False, "who
 
 
 def known_work(ids: Sequence[int], work: Mapping[int, Mapping[str, Any]]) -> Known:
-    """Rows in the order of the view; a job that came or went between two looks is one of which nothing is known."""
+    """Rows in the order of the view; a job that came or went between two looks counts as unknown."""
     rows = [work.get(job, _NOTHING_KNOWN) for job in ids]
     return Known(
         model=[row["model"] for row in rows],
@@ -230,7 +230,7 @@ def known_work(ids: Sequence[int], work: Mapping[int, Mapping[str, Any]]) -> Kno
 
 
 def _steps(view: View, row: int, prospect: Prospect, needs: float) -> list[Answer]:
-    """Each deadline of the job. Impossible is one that it would miss alone in the pool, and that no run has met either."""
+    """Each deadline of the job. One is impossible if the job would miss it alone in the pool, and no run has met it either."""
     jobs = view.jobs
     steps = []
     for at in range(int(jobs.tier_start[row]), int(jobs.tier_start[row + 1])):
@@ -242,25 +242,25 @@ def _steps(view: View, row: int, prospect: Prospect, needs: float) -> list[Answe
 
 
 def start_up_seconds(known: Known, start_ups: StartUps) -> Floats:
-    """What a first start of each job takes beside what is known of its duration, a row a job."""
+    """Seconds of each job's first start in addition to its known duration, a row per job."""
     loading = known.by_steps | known.said | np.isnan(known.whole)
     pairs = zip(known.model, loading.tolist(), strict=True)
     return np.array([start_ups.of(model).until_work(loading=apart) for model, apart in pairs], dtype=np.float64)
 
 
 def ahead_of_work(view: View, start_up: Floats) -> Floats:
-    """Seconds that the start of those that have never run will take, a row a job."""
+    """Seconds of the first start of jobs that have never run, a row per job."""
     jobs = view.jobs
     return np.where((jobs.phase == Phase.PENDING) & (jobs.run_time == 0.0), start_up, 0.0)
 
 
 def foresee(question: Question, durations: Durations, rules: Rules, start_up: Floats, profiling: float) -> tuple[int, Prospect]:
-    """How many runs were simulated, and what is to be expected.
+    """The number of simulated runs, and the prospect.
 
-    ``start_up``: seconds of a first start, a row a job. ``profiling``: seconds that a profiling run trains, if the policy gives such.
+    ``start_up``: seconds of a first start, a row per job. ``profiling``: seconds of a profiling run, if the policy gives such. If the
 
-    Where the policy takes long to be simulated, jobs are listed in its order of service too, or only. Raises SimulationError
-    when the policy fails.
+    simulation of the policy is slow, jobs are also, or only, listed in its order of service. Raises SimulationError if the policy
+    fails.
     """
     listing = _listing(question.view, rules, start_up, profiling)
     try:
@@ -281,7 +281,7 @@ def simulation(
     options = Options(
         costs=Costs(resume=float(np.median(overhead)) if len(overhead) else RESUMPTION, profiling=profiling),
         limits=rules.limits,
-        errors=Errors(duration=SAID_SPREAD),  # the beliefs are those of the view; this is what the policy holds them for
+        errors=Errors(duration=SAID_SPREAD),  # the beliefs are those of the view; this is their uncertainty for the policy
         interval=_spacing(question, durations, listing),
     )
 
@@ -295,10 +295,10 @@ def simulation(
 
 
 def _spacing(question: Question, durations: Durations, listing: Simulate) -> float | None:
-    """Seconds between decisions, so far apart that a large pool can be simulated several times; None: at every event.
+    """Seconds between decisions that let a large pool be simulated several times; None: at every event.
 
-    A start comes late by half of it. It is a small part of the time that the job may take, and of the time that a GPU is held
-    by one job before it goes to the next, which is that over the number of jobs for a GPU.
+    A start is late by half of it. It is a small part of the job's possible time, and of the mean time for which one job holds a
+    GPU, which is that time over the number of jobs per GPU.
     """
     view, row = question.view, question.target
     rounds = max(DECISIONS_PER_JOB, ROUNDS_A_JOB * len(view.jobs) / len(view.gpus))
@@ -312,14 +312,14 @@ def _spacing(question: Question, durations: Durations, listing: Simulate) -> flo
 
 
 def _by_id(view: View, start_up: Floats) -> dict[int, float]:
-    """Futures without the fresh jobs have other rows."""
+    """By id, as futures without the fresh jobs have other rows."""
     return dict(zip(view.jobs.id.tolist(), start_up.tolist(), strict=True))
 
 
 def profiling_ahead(view: View, policy: Policy, start_up: Floats, profiling: float) -> Floats:
-    """Seconds that profiling runs will keep jobs from their work, a row a job.
+    """Seconds for which profiling runs will keep jobs from their work, a row per job.
 
-    Where the policy gives such runs, and not of jobs that have all their GPUs in theirs: these train meanwhile.
+    0 unless the policy gives such runs, and for jobs that have all their GPUs in theirs: these train meanwhile.
     """
     jobs = view.jobs
     if not getattr(policy, "profiles", False) or jobs.profile_gpus is None:
@@ -329,11 +329,11 @@ def profiling_ahead(view: View, policy: Policy, start_up: Floats, profiling: flo
 
 
 def _listing(view: View, rules: Rules, start_up: Floats, profiling: float) -> Simulate:
-    """Serve the pool in the order that its policy gives now; who is not in it comes last."""
+    """Serve the pool in its policy's present order; jobs outside it come last."""
     policy = rules.policy()
     try:
         plan = check(policy.plan(protected := protect(view, rules.limits)), protected)
-    except (Exception, SystemExit) as error:  # a policy is anybody's code
+    except (Exception, SystemExit) as error:  # a policy may be any code
         raise SimulationError(f"policy {rules.name} failed: {words(error)}") from error
     start_of = _by_id(view, ahead_of_work(view, start_up) + profiling_ahead(view, policy, start_up, profiling))
     order = [*plan.allocations, *(plan.order or (job for group in plan.waiting for job in group.jobs))]

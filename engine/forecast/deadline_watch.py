@@ -1,4 +1,4 @@
-"""Words on deadlines, from the view `outlook` alone. A job that is not going to make its own is announced once, in time."""
+"""Words on deadlines, from the view `outlook` alone. A job that will miss its own is announced once, in time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..store.transaction import Transaction
 
 NO_DURATION = "not known: nothing tells yet how long it takes (give 'estimate', or let it report steps)"
 NO_START = "not known: nothing tells yet when it starts"
-GIVEN_UP = "at risk: its policy keeps no GPUs for it any more"
+GIVEN_UP = "at risk: its policy no longer keeps GPUs for it"
 NO_LONGER = "at risk: it was expected to be met, and when the job starts or ends is no longer known"
 EVEN_NOW = "at risk: on the GPUs that it asks for it would end too late even if it went on now"
 
@@ -27,7 +27,7 @@ class DeadlineWatch:
         self._promised = {row[0] for row in store.rows("policy/promised_deadlines")}
 
     def look(self) -> None:
-        """Compare estimated ends with deadlines; an event for each job newly at risk, or newly too late. Who is in time is kept in mind."""
+        """Compare estimated ends with deadlines; an event for each job newly at risk, or newly too late. Jobs in time are remembered."""
         found = objects(self._store, "policy/open_deadlines")
         safe = [row["job_id"] for row in found if row["deadline_risk"] == "safe" and row["job_id"] not in self._promised]
         if safe:
@@ -40,19 +40,19 @@ class DeadlineWatch:
 
 
 def promise(tx: Transaction, batch: Sequence[Sequence[int]]) -> Sequence[None]:
-    """The deadlines of these jobs were told as safe: from now on one that is no longer known is at risk."""
+    """The deadlines of these jobs were announced as safe: from now on one that is no longer known is at risk."""
     tx.insert("deadline_promises", [{"job_id": job, "promised_at": tx.now} for jobs in batch for job in jobs])
     return [None] * len(batch)
 
 
 def _no_longer_known(outlook: Mapping[str, Any], at: float) -> bool:
-    """Whether a deadline is at risk for no other reason than that."""
+    """Whether a deadline is at risk only for that reason."""
     soonest = outlook["soonest_end"]
     return outlook["remaining"] is None or (outlook["est_end"] is None and soonest is not None and soonest <= at)
 
 
 def verdict(outlook: Mapping[str, Any], at: float) -> str:
-    """What becomes of the deadline ``at`` of a job that has not ended, in words; ``outlook`` is its row of that view."""
+    """The outlook of the deadline ``at`` of an unfinished job, in words; ``outlook`` is its row of that view."""
     match outlook["deadline_risk"]:
         case "safe":
             return "on time"
@@ -69,13 +69,13 @@ def verdict(outlook: Mapping[str, Any], at: float) -> str:
 
 
 def _late(end: float | None, at: float) -> bool:
-    return end is None or end > at  # a duration that is no figure any more is too long for every deadline
+    return end is None or end > at  # an infinite duration is too long for every deadline
 
 
 def _alarm(row: Mapping[str, Any]) -> str:
-    """What is wrong and what to do, of a row of `policy/deadlines_at_risk`."""
+    """The problem and the remedy, for a row of `policy/deadlines_at_risk`."""
     at = row["at"]
-    shown = datetime.fromtimestamp(min(max(at, EARLIEST), LATEST), UTC)  # one that is stored may be no date
+    shown = datetime.fromtimestamp(min(max(at, EARLIEST), LATEST), UTC)  # a stored one may be no date
     when = f"its deadline of {shown:%Y-%m-%d %H:%M:%S} UTC"
     end, soonest = row["est_end"], row["soonest_end"]
     if row["deadline_risk"] == "missed":

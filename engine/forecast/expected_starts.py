@@ -1,12 +1,11 @@
-"""When waiting jobs are expected to start: what is told to people, never what is decided.
+"""Expected starts of waiting jobs. For people only, not for decisions.
 
 List scheduling: jobs are taken in the policy's order of service, each starts when enough GPUs have become
 free, and holds them for its remaining time. GPUs become free when their job ends, or when its lease does, as the
 policy may give them away then. Renewals, placement and later arrivals are left out, so the answer is an
-estimate, early for gangs in a fragmented pool. Where it rests on a job of unknown length it is NaN, and so it is for
-jobs behind one that waits for quarantined or drained GPUs to come back: whether they may pass it is the policy's affair.
-A job that may start on some nodes only, as these can read its checkpoint, waits for GPUs of those; a node that is handed back has none
-from then on.
+estimate, early for gangs in a fragmented pool. It is NaN if it depends on a job of unknown length, and for jobs
+behind one that waits for quarantined or drained GPUs: only the policy knows whether they may pass it.
+A job whose checkpoint only some nodes can read waits for GPUs of those; a node has none from the time of its return on.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import numpy as np
 
 from ...policies.contract import Bools, Floats, Ints, Phase, View, asked
 
-HORIZON = 30 * 86_400.0  #: seconds: what lies further ahead is not worth a figure
+HORIZON = 30 * 86_400.0  #: seconds, beyond which there is no figure
 
 
 def estimate_starts(view: View, order: Sequence[int] | Ints, *, horizon: float = HORIZON) -> Floats:
@@ -35,11 +34,11 @@ def estimate_starts(view: View, order: Sequence[int] | Ints, *, horizon: float =
     asks = jobs.asks.tolist()
     for position, row in enumerate(rows):
         if row is None or wanted[row] > (large_enough[row] if asks[row] >= 0 else int(view.suits(row).sum())):
-            continue  # has left the view, or wants more than the pool has: holds up nobody
+            continue  # has left the view, or wants more than the pool has: it delays no other
         start, taken = coming.take(wanted[row], asked(asks[row], view.needs)[1])
         if not start <= view.now + horizon:
-            # Waits for GPUs that are out of use, and nobody can tell until when it holds up those behind it; or for very long: the
-            # earliest GPUs are taken in order, so nobody behind it starts within the horizon with as many.
+            # It waits for GPUs that are out of use, so the delay of those behind it is unknown; or for very long: the earliest GPUs
+            # are taken in order, so no job behind it with as many starts within the horizon.
             break
         starts[position] = start
         end = start + max(remaining[row], 0.0) if not math.isnan(remaining[row]) else math.inf
@@ -51,7 +50,7 @@ def estimate_starts(view: View, order: Sequence[int] | Ints, *, horizon: float =
 class _Coming:
     """GPUs by the time at which they become free; those of a running job of unknown length never do, unless its lease ends.
 
-    Nodes are told apart where they differ.
+    Nodes are distinguished if they differ.
     """
 
     def __init__(self, view: View) -> None:
@@ -77,9 +76,9 @@ class _Coming:
             heapq.heappush(self._heap, (time, node, count))
 
     def take(self, n: int, allowed: Bools | None) -> tuple[float, dict[int, int]]:
-        """Take the ``n`` GPUs that are free first; when the last of them is, and how many of each node. Infinity, and none: too few come.
+        """Take the ``n`` GPUs that are free first; returns the time of the last, and the number of each node; (inf, {}): too few come.
 
-        ``allowed``: one a node, None: all.
+        ``allowed``: one per node, None: all.
         """
         beside: list[tuple[float, int, int]] = []
         used: list[tuple[float, int, int]] = []
@@ -89,7 +88,7 @@ class _Coming:
                 beside.append((time, node, count))
                 continue
             if time >= min((self._leaves[other] for _, other, _ in used), default=math.inf):
-                beside += [one for one in used if self._leaves[one[1]] <= time]  # those nodes have left by then: others may be earlier
+                beside += [one for one in used if self._leaves[one[1]] <= time]  # these nodes have left by then: others may be earlier
                 used = [one for one in used if self._leaves[one[1]] > time]
                 lacking = n - sum(count for *_, count in used)
             used.append((time, node, min(count, lacking)))

@@ -1,4 +1,4 @@
-"""Why a job waits, runs or ended as it did, from what the tables say: `stoker explain`."""
+"""Why a job waits, runs or ended, from the tables: `stoker explain`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ..hosts.places import Saved, checkpoint, lacks, places_of, too_short
 from ..jobs.leases import EXCLUSIVE
 from ..jobs.moves import WAITING
 from ..jobs.states import FINAL, State
-from ..json_rows import objects
+from ..json_rows import first, objects
 from ..scheduling.held_back import HeldBack
 from ..spec.model import SERVES
 from ..store.store import Store
 from .deadline_watch import verdict
 from .in_the_way import InTheWay
 
-#: Why jobs wait that would be served, were it their turn.
+#: Reasons of jobs that only wait for their turn.
 _IN_LINE = ("resources", "behind", "next-cycle", "round", "planned", "turn", "starting")
 
 
@@ -35,11 +35,11 @@ def explain(
     """The answer of `GET /v1/jobs/REF/explain`; see docs/api.md.
 
     ``deadlines_first``: whether the policy of a pool serves jobs with deadlines before those without.
-    ``held_back``: the guard that a job of a pool waits for. ``in_the_way``: what else keeps it.
+    ``held_back``: the guard for which a job of a pool waits. ``in_the_way``: its other obstacles.
     """
     (row,) = objects(store, "api/job", job)
-    found = objects(store, "api/waiting", job)
-    waiting = found[0] if found and row["state"] in WAITING else None  # it may have ended, and wait anew, since the line above
+    # It may have ended, or wait again, since the line above.
+    waiting = first(store, "api/waiting", job) if row["state"] in WAITING else None
     held = held_back(row["pool"], job) if row["state"] == State.PENDING and waiting and waiting["code"] in (*_IN_LINE, "deferred") else None
     kept = in_the_way(row["pool"], job, waiting["code"]) if row["state"] == State.PENDING and waiting else InTheWay()
     ahead = None if kept.before is None else _ahead(store, kept)
@@ -70,16 +70,10 @@ def explain(
         "decisions": decisions,
         "blockers": blockers,
         "deadline": _deadline(store, row),
-        "expected": expected(store, job),
+        "expected": first(store, "api/expected", job),
         "shared_with": partners,
         "silent": objects(store, "api/silent", job),
     }
-
-
-def expected(store: Store, job: int) -> dict[str, Any] | None:
-    """When a job that stops at a metric is expected to get there; None: it stops otherwise, has ended, or nothing is known yet."""
-    found = objects(store, "api/expected", job)
-    return found[0] if found else None
 
 
 def _summary(row: dict[str, Any], waiting: dict[str, Any] | None) -> str:
@@ -100,7 +94,7 @@ def _never_joined(store: Store, row: dict[str, Any], waiting: dict[str, Any] | N
 
 
 def _place(store: Store, row: dict[str, Any], waiting: dict[str, Any] | None) -> str:
-    """Of a job that waits: where its checkpoint lies, unless all runners read it, and where it could not be started."""
+    """For a waiting job: the place of its checkpoint, unless all runners read it, and runners on which it could not be started."""
     if (
         row["lease_id"] is not None
         or row["state"] in FINAL
@@ -124,7 +118,7 @@ def _place(store: Store, row: dict[str, Any], waiting: dict[str, Any] | None) ->
 
 
 def _fetching(store: Store, row: dict[str, Any]) -> str:
-    """Of a job that has not begun: the checkpoint that it fetches."""
+    """For a job that has not begun: the checkpoint that it fetches."""
     if row["state"] not in (State.ASSIGNED, State.STARTING) or row["place"] is None:
         return ""
     places = places_of(store.rows("policy/nodes"))
@@ -135,7 +129,7 @@ def _fetching(store: Store, row: dict[str, Any]) -> str:
 
 
 def _leaving(store: Store, row: dict[str, Any]) -> str:
-    """Which of the runners that matter to a job hand their nodes back, and when."""
+    """The runners that matter to a job and hand their nodes back, with the times."""
     found = [] if row["state"] in FINAL else store.rows("api/leaving", row["id"])
     if found and row["lease_id"] is None and store.rows("policy/saves_nothing", [row["id"]]):
         ((takes,),) = store.rows("api/duration_of", row["id"])
@@ -147,15 +141,14 @@ def _leaving(store: Store, row: dict[str, Any]) -> str:
 
 
 def _begins(store: Store, row: dict[str, Any]) -> str:
-    """Of a job that may begin with the adapter of another one, or trains together with one: with which it did, or would."""
-    found = objects(store, "api/beginning", row["id"])
-    if not found and row["begins"] in (None, JOINT):  # which tells for what it waits
+    """For a job that may begin with another's adapter, or trains together with another: that job."""
+    one = first(store, "api/beginning", row["id"])
+    if one is None and row["begins"] in (None, JOINT):  # its reason tells it already
         return ""
-    if not found:
+    if one is None:
         named = row["begin_after"]
         which = "the one that promises most when it starts" if named is None else f"that of job {named}"
         return f"; begins with an adapter of the bank: {which}"
-    (one,) = found
     if one["state"] == JOINT:
         return f"; {one['why']}"
     if one["source"] is None:
@@ -166,7 +159,7 @@ def _begins(store: Store, row: dict[str, Any]) -> str:
 
 
 def _start(store: Store, row: dict[str, Any]) -> str:
-    """Of a job that has started: whether its worker was forked, and why not."""
+    """For a started job: whether its worker was forked, and why not."""
     found = store.rows("api/last_start", row["id"])
     if not found:
         return ""
@@ -174,27 +167,9 @@ def _start(store: Store, row: dict[str, Any]) -> str:
     return f"; {STARTED[warm]}" + (f": {because}" if because else "")
 
 
-def serving(store: Store, job: int) -> dict[str, Any] | None:
-    """How a job serves now; None: it does not."""
-    found = objects(store, "api/serving", job)
-    return found[0] if found else None
-
-
-def shared_input(store: Store, job: int) -> dict[str, Any] | None:
-    """With whom it shares its input, and what came of it; None: it does not."""
-    found = objects(store, "api/shared_input", job)
-    return found[0] if found else None
-
-
-def replicas(store: Store, job: int) -> dict[str, Any] | None:
-    """How the group of replicas that it is in stands; None: it is in none."""
-    found = objects(store, "api/replicas", job)
-    return found[0] if found else None
-
-
 def _replicas(store: Store, row: dict[str, Any]) -> str:
-    """Of a replica: how its group stands, and what it waits for itself."""
-    found = replicas(store, row["id"])
+    """For a replica: the state of its group, and its own wait."""
+    found = first(store, "api/replicas", row["id"])
     if found is None:
         return ""
     waits = row["state"] == State.RUNNING and not found["members"]
@@ -202,12 +177,12 @@ def _replicas(store: Store, row: dict[str, Any]) -> str:
 
 
 def _input(store: Store, job: int) -> str:
-    row = shared_input(store, job)
+    row = first(store, "api/shared_input", job)
     return f"; shares its input {fmt.shared_input(row)}" if row is not None else ""
 
 
 def _serving(store: Store, job: int) -> str:
-    row = serving(store, job)
+    row = first(store, "api/serving", job)
     return f"; {fmt.serving(row)}" if row is not None else ""
 
 
@@ -215,12 +190,12 @@ STARTED = {True: "started warm", False: "started cold"}
 
 
 def _guard(waiting: dict[str, Any] | None, held: HeldBack | None) -> str:
-    """Which guard, and which victim, unless the reason says it."""
+    """The guard, and the victim, unless the reason names them."""
     return f"; {held.text}" if held is not None and waiting is not None and held.text not in waiting["reason"] else ""
 
 
 def _ahead(store: Store, kept: InTheWay) -> dict[str, Any]:
-    """Who is before it, and what would let it pass."""
+    """The job before it, and the setting that would let it pass."""
     assert kept.before is not None
     (row,) = objects(store, "api/job", kept.before.job)
     words = f"{row['name']} ({fmt.counted(row['gpus_min'], 'GPU')}) is before it"
@@ -249,23 +224,22 @@ def _partners(partners: list[dict[str, Any]]) -> str:
     return f"; takes turns with {names}{turn}{waited}"
 
 
-#: What was last seen of a job that takes turns.
+#: The last observed state of a job that takes turns.
 TURNS = {"has": "has the turn", "waits": "is paused until its turn comes", "behind": "has what these leave of the slot (by the kernel)"}
 
 
 def _bank(store: Store, row: dict[str, Any]) -> str:
-    """Of a prompt tuning: whether it began with a prompt of the bank, and why not (002 ch. 4.4.3.4)."""
-    found = objects(store, "api/bank_use", row["id"])
-    if not found:
+    """For a prompt tuning: whether it began with a prompt of the bank, and why not (002 ch. 4.4.3.4)."""
+    use = first(store, "api/bank_use", row["id"])
+    if use is None:
         return ""
-    (use,) = found
     if use["used"]:
         return f"; the prompt bank was used: {fmt.counted(use['scores'], 'score')} in {fmt.duration(use['seconds'])}"
     return f"; the prompt bank was not used: {use['why_not']}"
 
 
 def _alone(store: Store, row: dict[str, Any]) -> str:
-    """Why a job shares GPUs with nobody, where that is not for the policy to say."""
+    """Why a job shares GPUs with no other, unless the policy decided that."""
     if row["share"] is None or row["state"] in FINAL:
         return ""
     ((gpus, memory, shared),) = store.rows("api/room_to_share", row["pool"])
@@ -281,7 +255,7 @@ def _alone(store: Store, row: dict[str, Any]) -> str:
 
 
 def _deadlines_ahead(store: Store, row: dict[str, Any], waiting: dict[str, Any] | None) -> str:
-    """Of a job without a deadline that waits its turn: that others go first because they have some."""
+    """For a waiting job without a deadline: the jobs that go first because they have deadlines."""
     if waiting is None or row["demand"] != "best-effort" or waiting["code"] not in _IN_LINE:
         return ""
     ((before, holding),) = store.rows("api/deadlines_ahead", row["id"])
@@ -291,7 +265,7 @@ def _deadlines_ahead(store: Store, row: dict[str, Any], waiting: dict[str, Any] 
 
 
 def _decision(job: int, row: dict[str, Any]) -> dict[str, Any]:
-    """What a decision meant for this job."""
+    """A decision's effect on this job."""
     plan = row.pop("plan")
     what, why = "waits", plan["deferred"].get(str(job), "")
     for start in plan["starts"]:
@@ -304,7 +278,7 @@ def _decision(job: int, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _deadline(store: Store, row: dict[str, Any]) -> dict[str, Any] | None:
-    """How its last deadline stands by the view `outlook`, as `ps`, `top`, the queue and the alarms say, or what became of it."""
+    """The state of its last deadline by the view `outlook`, as in `ps`, `top`, the queue and the alarms, or its outcome."""
     at = row["deadline"]
     if at is None:
         return None
@@ -312,10 +286,9 @@ def _deadline(store: Store, row: dict[str, Any]) -> dict[str, Any] | None:
         met = row["state"] == State.COMPLETED and row["finished_at"] <= at
         risk = "met" if met else "missed"
         return {"at": at, "estimate": row["finished_at"], "risk": risk, "verdict": risk, "given_up": False}
-    found = objects(store, "api/outlook", row["id"])
-    if not found:  # has ended since it was looked at
+    outlook = first(store, "api/outlook", row["id"])
+    if outlook is None:  # has ended since it was looked at
         return _deadline(store, objects(store, "api/job", row["id"])[0])
-    (outlook,) = found
     return {
         "at": at,
         "estimate": outlook["est_end"],

@@ -1,6 +1,6 @@
-"""Obstacles of a waiting job besides GPUs that are taken: a job before it that it may not pass, and why it is packed with no other.
+"""Obstacles of a waiting job besides taken GPUs: a job before it that it may not pass, and why it is not packed with another.
 
-The policy is asked for a plan of the pool as it is, an instance of its own, and once more as it would be with another setting.
+A separate instance of the policy is asked for a plan of the present pool, and once more with another setting.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ..scheduling.plan_check import check, check_enacted
 from ..scheduling.ticks import Rules
 
 BEHIND, RESOURCES = "behind", "resources"  #: codes of reasons
-KEY = "backfill"  #: of policies whose first job in line holds back the others
+KEY = "backfill"  #: of policies whose first job in line blocks the others
 
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """A job that holds back another one."""
+    """A job that blocks another one."""
 
     job: int
     passes: bool  #: whether the other would start at once if the policy let jobs pass
@@ -30,7 +30,7 @@ class Before:
 
 @dataclass(frozen=True, slots=True)
 class InTheWay:
-    """What keeps one job."""
+    """The obstacle of one waiting job."""
 
     before: Before | None = None
     remedy: str | None = None  #: a command that would let it pass
@@ -38,19 +38,19 @@ class InTheWay:
 
 
 def in_the_way(job: int, code: str, rules: Rules, view: View, auto: Mapping[str, Any] | None) -> InTheWay:
-    """``code``: why it waits, which of the two is asked by that. ``rules``: of its pool, which tunes itself as ``auto`` says."""
+    """``code``: the reason of its wait, which chooses the question. ``rules``: of its pool; ``auto``: its tuning, if any."""
     view = protect(view, rules.limits)
     try:
         if code == RESOURCES:
             return InTheWay(unpacked=unpacked(job, rules.policy(), view))
         held = before(job, rules.policy(), view)
         return InTheWay(held, command(rules.name, rules.config, view.pool, auto) if held is not None and held.passes else None)
-    except (Exception, SystemExit):  # a policy is anybody's code; that it fails is told elsewhere
+    except (Exception, SystemExit):  # a policy may be any code; its failure is reported elsewhere
         return InTheWay()
 
 
 def before(job: int, policy: Policy, view: View) -> Before | None:
-    """Who holds back a job that waits for its turn alone; None: nobody does."""
+    """The job that blocks one that only waits for its turn; None: there is none."""
     plan = _asked(policy, view)
     order = [int(one) for one in plan.order]
     codes = {int(one): group.reason.code for group in plan.waiting for one in group.jobs}
@@ -68,14 +68,14 @@ def before(job: int, policy: Policy, view: View) -> Before | None:
 
 
 def unpacked(job: int, policy: Policy, view: View) -> Unpacked | None:
-    """Why a job shares the GPUs of nobody under a policy that packs; None: it does, or the policy does not say."""
+    """Why a job is not packed under a policy that packs; None: it is, or the policy does not say."""
     tells = getattr(policy, "unpacked", None)
     found = tells(view, job) if tells is not None else None
     return found if isinstance(found, Unpacked) else None
 
 
 def command(policy: str, config: Mapping[str, Any], pool: str, auto: Mapping[str, Any] | None) -> str:
-    """What sets the key, with all else as it is."""
+    """The command that sets the key and keeps all other settings."""
     settings = " ".join(f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in {**config, KEY: True}.items())
     where = "" if pool == "default" else f" --pool {pool}"
     tunes = f" --auto --every {auto['period']:.0f}s --objective {auto['objective']}" if auto else ""

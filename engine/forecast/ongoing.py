@@ -1,7 +1,7 @@
-"""Simulation from the middle: a pool as a View has it, jobs running on their GPUs, under leases that stand, goes on from there.
+"""Simulation from the middle: it continues a pool from a View, with running jobs on their GPUs and leases in force.
 
-The clock goes on from the moment of the View: policies begin rounds and cycles at multiples of their lengths, and leases end there.
-A forecast has nothing arrive: all jobs are there. A trial of AutoSched (002 ch. 6.4) has the jobs come that it expects.
+The clock continues from the moment of the View, as policies begin rounds and cycles, and end leases, at multiples of their lengths. In a
+forecast no jobs arrive. In a trial of AutoSched (002 ch. 6.4) the expected jobs arrive.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from ..sim.truth import Truth
 from ..sim.workload import Workload, joined
 from .work_draws import endless
 
-STOPS_IN = 2.0  #: seconds until a job that has been told to stop has done so (002 fig. 5.3a: 2 to 4 s with the saving)
+STOPS_IN = 2.0  #: seconds from the request to stop to a job's end (002 fig. 5.3a: 2 to 4 s with the saving)
 
 
 class OutOfTime(Exception):
-    """The simulation has used up its processor time, or its decisions. ``run``: of `drained`, what it had come to."""
+    """The simulation has used up its CPU time, or its decisions. ``run``: the state of `drained` so far."""
 
     run: tuple[Workload, Result] | None = None
 
 
 class _Known(Exception):
-    """Nothing that is asked for can change any more."""
+    """All that was asked for is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """Whose ends are asked for, a row a job of the View. The simulation stops when it knows them."""
+    """The jobs whose ends are asked for, a row per job of the View. The simulation stops when it knows them."""
 
     to_the_end: Bools  #: until they end
     until_deadline: Bools  #: until they end or their last deadline passes
@@ -84,11 +84,11 @@ def ends_from(
     cpu_seconds: float = math.inf,
     start_up: Floats | None = None,
 ) -> Floats:
-    """When the jobs of ``view`` end, in seconds from its moment, a row a job; NaN: later than the simulation ran, or never.
+    """The ends of the jobs of ``view``, in seconds from its moment, a row per job; NaN: after the simulation's end, or never.
 
-    ``left``: seconds of work that each job has left in truth, on ``gpus_min`` GPUs; what the policy believes of it is
-    ``view.jobs.remaining`` at first, and stays as wrong. ``evictions``: who gave way to whom, by the jobs' ids.
-    ``memory``: what the policy keeps in mind.
+    ``left``: true seconds of work left of each job, on ``gpus_min`` GPUs; the policy's belief is ``view.jobs.remaining``
+    at first, and keeps its error. ``evictions``: victims and their displacers, by the jobs' ids.
+    ``memory``: the policy's state.
     ``start_up``: seconds that the first start of each job takes; None: as in ``options``.
     Raises SimulationError when the policy fails, OutOfTime after ``cpu_seconds`` of this thread.
     """
@@ -114,10 +114,10 @@ def drained(
 ) -> tuple[Workload, Result]:
     """The pool until all that have an end have ended, or until ``options.until``.
 
-    With the jobs that are to come: first those of the view, then ``coming``.
+    Its jobs are those of the view, then ``coming``.
 
-    The other arguments and errors are those of `ends_from`; OutOfTime is raised after ``most_decisions`` too. Of jobs at hand the
-    result counts preemptions from now on only.
+    The other arguments and errors are those of `ends_from`; OutOfTime is also raised after ``most_decisions``. For present jobs
+    the result counts only preemptions from now on.
     """
     watched = Watched(~endless(view.jobs), np.zeros(len(left), dtype=bool))
     until = time.thread_time() + cpu_seconds
@@ -138,7 +138,7 @@ def _come_to(simulation: Simulation) -> tuple[Workload, Result]:
 
 
 class _Starts(Truth):
-    """First starts take as long as they did of each job's model."""
+    """First starts take the measured time of each job's model."""
 
     def __init__(self, workload: Workload, gpus: Gpus, options: Options, start_up: Floats) -> None:
         super().__init__(workload, gpus, options.costs, options.seed)
@@ -181,7 +181,7 @@ class _Ongoing(Simulation):
         self.agenda.now = view.now
         self.evictions, self.memory = evictions, memory
         self.recorder.finished_before = view.finished_service
-        after = int(view.jobs.id.max(initial=0)) + 1  # ids of those that come
+        after = int(view.jobs.id.max(initial=0)) + 1  # ids of coming jobs
         self.table.ids = np.concatenate((view.jobs.id, np.arange(after, after + len(workload) - self._at_hand)))
         self._number = {job: number for number, job in enumerate(self.table.ids.tolist())}
         self._drains = coming is not None
@@ -193,7 +193,7 @@ class _Ongoing(Simulation):
         self._take_over(view, left)
 
     def _take_over(self, view: View, left: Floats) -> None:
-        """Put the jobs in the table as they stand."""
+        """Put the jobs in the table in their present state."""
         jobs = view.jobs
         self._take_over_profiling(view)
         self.arrived = int((self.arrivals < self._at_hand).sum())
@@ -222,7 +222,7 @@ class _Ongoing(Simulation):
         self.agenda.put(view.now, EventKind.WAKE, NOBODY)
 
     def _take_over_profiling(self, view: View) -> None:
-        """Jobs of unknown speed have their profiling runs to come, or are in them, where the policy gives them such."""
+        """Jobs of unknown speed are before or in their profiling runs, if the policy gives such."""
         jobs = view.jobs
         needed = np.zeros(len(jobs), dtype=np.int64) if not self.profiles or jobs.profile_gpus is None else jobs.profile_gpus
         trained = np.maximum(jobs.lease_time - self._start_up, 0.0)
@@ -235,18 +235,18 @@ class _Ongoing(Simulation):
                     self.training.profiling.add(job)
 
     def _know(self, job: Job) -> None:
-        """What is believed of its duration is of the view, and stays as wrong as it is."""
+        """The belief about its duration comes from the view, and keeps its error."""
         belief = job.belief
         super()._know(job)
         if job.number < self._at_hand:
             job.belief = belief
 
     def _hold(self, job: Job, view: View) -> None:
-        """The job has the GPUs that it has, and trains or is about to have stopped."""
+        """The job has its GPUs, and trains or is stopping."""
         jobs, number = view.jobs, job.number
         job.since = view.now + float(self._starting[number])
         job.phase = int(jobs.phase[number])
-        self.recorder.attempts[number] = int(number not in self.training.profiling)  # from a profiling run nothing goes on
+        self.recorder.attempts[number] = int(number not in self.training.profiling)  # no run continues a profiling run
         self.waiting.discard(number)
         self.training.occupy(job, jobs.allocation(number).tolist())
         if job.phase == Phase.STOPPING:
@@ -257,7 +257,7 @@ class _Ongoing(Simulation):
         self.training.renew(job, max(end, view.now))
 
     def _objections(self, wanted: Mapping[int, int]) -> Mapping[int, str]:
-        return {}  # the jobs of others may have ended before, and are not known here
+        return {}  # earlier sources have ended before, and are not known here
 
     def _by_number(self, plan: Plan, actions: Actions) -> tuple[Plan, Actions]:
         number = self._number
@@ -276,7 +276,7 @@ class _Ongoing(Simulation):
 
     def _process(self, submitted: list[float]) -> None:
         super()._process(submitted)
-        if self._drains and self._is_known():  # before what serves is taken to end
+        if self._drains and self._is_known():  # before servers count as ended
             raise _Known
 
     def _decide(self) -> None:
@@ -287,7 +287,7 @@ class _Ongoing(Simulation):
         super()._decide()
 
     def _is_due(self) -> bool:
-        """A lease that runs out between rounds is asked for too: the rounds here are ours, and not those of the policy."""
+        """Also ask for leases that run out between rounds, as the rounds here are ours, not the policy's."""
         return bool(self.lapsed) or super()._is_due()
 
     def _is_known(self) -> bool:
@@ -301,7 +301,7 @@ class _Ongoing(Simulation):
 
 
 def _whole(view: View, left: Floats) -> Floats:
-    """Seconds of work of the whole job: what it has left and, as far as is known, what it has done."""
+    """Seconds of work of the whole job: the rest and, as far as is known, the done part."""
     jobs = view.jobs
     done = jobs.run_time
     if jobs.progress is not None:

@@ -1,7 +1,7 @@
-"""How long jobs take from the grant of their first lease until they do what their durations count: told to people only.
+"""The time of jobs from the grant of their first lease to the work that their durations count. For people only.
 
-A job's run time begins when its worker lives. What was measured as run time holds all that comes after; what a submitter says, and steps
-with their pace, leave out the loading before the first step, too.
+A job's run time begins when its worker lives. Measured run times include all that follows; a submitter's estimate, and steps with
+their pace, also leave out the loading before the first step.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-#: Seconds until the worker lives, and from then to the first step, where nothing was measured.
+#: Seconds until the worker lives, and from then to the first step, if not measured.
 RECIPE = (1.0, 5.0)
-COMMAND = (0.5, 0.0)  #: the same of a command, which counts from its first instruction on
-_COMMAND = "command/"  #: what the models of commands begin with
+COMMAND = (0.5, 0.0)  #: the same for a command, which counts from its first instruction on
+_COMMAND = "command/"  #: prefix of the models of commands
 
-#: model, seconds until its workers lived, from then to the first step, times measured, whether by forks, and whether the next is to be so
+#: model, seconds until its workers lived, from then to the first step, measurements, whether by forks, whether the next one will be
 Row = tuple[str, float, float, int, bool, bool]
 
 
@@ -27,14 +27,15 @@ class StartUp:
     loading: float  #: from then to the first step
 
     def until_work(self, *, loading: bool) -> float:
-        """``loading``: what is known of the job's duration does not hold its loading."""
+        """``loading``: the job's known duration does not include its loading."""
         return self.worker + loading * self.loading
 
 
 class StartUps:
-    """By model, as its next start is expected: by a fork or not (docs/warm.md).
+    """Start-ups by model, for its next expected kind of start: by a fork or not (docs/warm.md).
 
-    Of a model never so measured it is the mean of its like in the pool, commands or not, in fresh processes: forks teach nothing of those.
+    For a model without such a measurement it is the mean of the pool's others (commands or not) in fresh processes, as forks do not predict
+    those.
     """
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:

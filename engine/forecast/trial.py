@@ -1,4 +1,4 @@
-"""Jobs that are not submitted yet, put into a View to see what would become of them."""
+"""Jobs before their submission, put into a View to forecast them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...policies.contract import Demand, Phase, View
 from ..spec.model import JobSpec
 
 _DEMANDS = {"best-effort": Demand.BEST_EFFORT, "soft": Demand.SOFT, "strict": Demand.STRICT}
-#: What is not known of a job that nobody has seen run, in the columns that a View need not have.
+#: Values for a job that has never run, in the optional columns of a View.
 _OPTIONAL = {
     "protected": False, "protected_until": -math.inf, "profile": -1, "progress": math.nan, "lease_end": math.inf,
     "remaining_most": math.nan, "uncertainty": math.nan, "overhead": math.nan,
@@ -20,7 +20,7 @@ _OPTIONAL = {
 
 
 def with_job(view: View, spec: JobSpec, *, remaining: float = math.nan, model: int = -1, profile_gpus: int = 0) -> View:
-    """The view with one more, pending job, in the last row. ``remaining``: seconds that it takes, where it does not say so itself."""
+    """The view with one more, pending job, in the last row. ``remaining``: its seconds, unless its spec gives them."""
     jobs = view.jobs
     new: dict[str, Any] = {
         "id": max(jobs.id.tolist(), default=0) + 1, "submitted_at": view.now, "phase": Phase.PENDING, "gpus_min": spec.gpus_min,
@@ -29,11 +29,9 @@ def with_job(view: View, spec: JobSpec, *, remaining: float = math.nan, model: i
         "remaining": remaining if spec.estimate is None else spec.estimate, "gpu_memory": spec.memory_of_a_gpu, "user": -1,
         "model": model, "alloc_start": len(jobs.alloc_gpus), "tier_start": len(jobs.tier_deadline) + len(spec.demand.tiers),
     }  # fmt: skip
-    new |= {
-        name: value
-        for name, value in (_OPTIONAL | {"profile_gpus": profile_gpus, "need": spec.memory_of_a_gpu}).items()
-        if getattr(jobs, name) is not None
-    }
+    whole = spec.memory_of_a_gpu
+    of_spec = {"profile_gpus": profile_gpus, "need": whole, "kept": whole, "begins": spec.begin == "auto"}
+    new |= {name: value for name, value in (_OPTIONAL | of_spec).items() if getattr(jobs, name) is not None}
     columns = {name: np.append(getattr(jobs, name), value).astype(getattr(jobs, name).dtype) for name, value in new.items()}
     said = {"kind": spec.kind, "backbone": spec.starts_from or "", "share": spec.share.gpu if spec.share else ""}
     for name, value in said.items():

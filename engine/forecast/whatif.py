@@ -1,6 +1,6 @@
-"""When a job would end, and what it would do to others, as many simulated futures of its pool have it.
+"""A job's end, and its effect on others, in many simulated futures of its pool.
 
-Each future draws how long all jobs really take (`durations`), and lets the pool's own policy decide from what it believes.
+Each future draws the true durations of all jobs (`durations`), and lets the pool's own policy decide from its beliefs.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from .ongoing import OutOfTime, Watched
 from .work_draws import Durations
 
 MOST_RUNS = 32
-FEW_RUNS = 8  #: fewer do not show how far ends spread
-HARM_RUNS = 8  #: futures in which it is looked what becomes of others, each of which is simulated twice
+FEW_RUNS = 8  #: fewer do not show the spread of ends
+HARM_RUNS = 8  #: futures in which the effect on others is computed; each is simulated twice
 CPU_SECONDS = 1.0  #: of this thread, for all runs
-SHARE_OF_ENDS = 0.6  #: of that time, where others have deadlines too
-OVERTIME = 1.5  #: times the time that there is, after which a run is given up
-#: When the jobs of a view end, in seconds from its moment, NaN: never. Given: seconds of work left, who is watched, CPU seconds.
+SHARE_OF_ENDS = 0.6  #: of that time, if others have deadlines too
+OVERTIME = 1.5  #: times the available time after which a run is given up
+#: Gives the ends of a view's jobs, in seconds from its moment, NaN: never. Arguments: seconds of work left, watched jobs, CPU seconds.
 Simulate = Callable[[View, Floats, Watched, float], Floats]
 
 
 @dataclass(frozen=True)
 class Prospect:
-    """What simulated futures say of one job. Times are seconds since the epoch."""
+    """The results of simulated futures for one job. Times are seconds since the epoch."""
 
     ends: Floats  #: its end in each run, ascending, inf: not in sight
     others: int  #: other jobs with deadlines ahead
-    missed: float | None  #: deadlines that these miss because of it, the mean over some runs; None: takes too long to be found out
+    missed: float | None  #: deadlines that these miss because of it, the mean over some runs; None: too slow to compute
 
     def probability(self, deadline: float) -> float:
         """Share of the runs in which it ends by then."""
         return float(np.searchsorted(self.ends, deadline, side="right")) / len(self.ends)
 
     def by(self, share: float) -> float | None:
-        """The earliest moment by which that share of the runs has it ended; None: not in sight."""
+        """The earliest moment by which it has ended in that share of the runs; None: not in sight."""
         end = float(self.ends[max(math.ceil(share * len(self.ends) - 1e-9), 1) - 1])
         return None if math.isinf(end) else end
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked: ``target`` is a row of the view, ``fresh`` are it and those that have come with it."""
+    """A question: ``target`` is a row of the view, ``fresh`` are it and the jobs submitted with it."""
 
     view: View
     target: int
@@ -58,7 +58,7 @@ class Question:
 
     @cached_property
     def others(self) -> Bools:
-        """Jobs that may miss a deadline because of the fresh ones; of one that runs already it is not asked."""
+        """Jobs that may miss a deadline because of the fresh ones; none if the target runs already."""
         jobs = self.view.jobs
         timed = np.isfinite(jobs.deadline) & (jobs.deadline > self.view.now) & (jobs.phase != Phase.STOPPING)
         timed[self.fresh] = False
@@ -68,9 +68,9 @@ class Question:
 def look_ahead(
     question: Question, durations: Durations, simulate: Simulate, *, runs: int = MOST_RUNS, cpu: float = CPU_SECONDS
 ) -> Prospect:
-    """Simulate up to ``runs`` futures, as many as fit in about ``cpu`` seconds of this thread's processor time.
+    """Simulate up to ``runs`` futures, as many as fit in about ``cpu`` seconds of this thread's CPU time.
 
-    Futures are the same whatever their number. Raises OutOfTime when not even one fits, SimulationError when the policy fails.
+    Futures do not depend on their number. Raises OutOfTime if not even one fits, SimulationError if the policy fails.
     """
     others = int(question.others.sum())
     clock = _Clock(cpu * (SHARE_OF_ENDS if others else 1.0))
@@ -86,7 +86,7 @@ def look_ahead(
 
 
 class _Clock:
-    """Lets as many runs through as fit in so many seconds of this thread's processor time, going by those before."""
+    """Allows as many runs as fit in so many seconds of this thread's CPU time, judged by the earlier ones."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._began = seconds, time.thread_time()
@@ -111,7 +111,7 @@ def _end(question: Question, left: Floats, simulate: Simulate, clock: _Clock) ->
 
 
 def _harm(question: Question, left: Floats, simulate: Simulate, clock: _Clock) -> int:
-    """How many deadlines of others pass in one future that would have been met without the fresh jobs."""
+    """The number of others' deadlines missed in one future that would have been met without the fresh jobs."""
     view, others = question.view, question.others
     stay = ~_rows(len(left), question.fresh)
     deadline = (view.jobs.deadline - view.now)[stay]
@@ -151,9 +151,9 @@ def _only(view: View, stay: Bools) -> View:
 
 
 def spread_out(question: Question, durations: Durations, prospect: Prospect, listing: Simulate, *, runs: int = MOST_RUNS) -> Prospect:
-    """The prospect with as many ends as by ``listing``, which is cheap, scaled to the mean of the few that were simulated.
+    """The prospect with the many ends of ``listing``, which is cheap, scaled to the mean of the few simulated ones.
 
-    A ratio estimator: both are of the same first draws, so where the listing is wrong by a factor it does not matter.
+    A ratio estimator: both use the same first draws, so a constant factor in the listing's error cancels.
     """
     view, target = question.view, question.target
     nobody = Watched(_rows(len(view.jobs), []), _rows(len(view.jobs), []))
@@ -164,11 +164,11 @@ def spread_out(question: Question, durations: Durations, prospect: Prospect, lis
 
 
 def by_queue(view: View, left: Floats, order: Ints) -> Floats:
-    """What a simulation would say if jobs were served in this order (ids), each as soon as enough GPUs are free, and none was displaced.
+    """The ends if jobs were served in this order (ids), each as soon as enough GPUs are free, and none was displaced.
 
-    For policies that take too long to be simulated.
+    For policies whose simulation is too slow.
     """
-    jobs = replace(view.jobs, remaining=left, lease_end=None)  # a lease that ends would displace who holds it
+    jobs = replace(view.jobs, remaining=left, lease_end=None)  # the end of a lease would displace its holder
     starts = estimate_starts(replace(view, jobs=jobs), order, horizon=math.inf) - view.now
     ends = np.where(view.jobs.held > 0, left, np.nan)
     row_of = {job: row for row, job in enumerate(jobs.id.tolist())}
@@ -178,7 +178,7 @@ def by_queue(view: View, left: Floats, order: Ints) -> Floats:
 
 
 def quickest(view: View, row: int) -> tuple[float, int]:
-    """How many times faster than on ``gpus_min`` GPUs a job can be at best, as far as is known, and on how many GPUs."""
+    """The best known speed of a job relative to ``gpus_min`` GPUs, and the number of GPUs for it."""
     jobs = view.jobs
     least, most = int(jobs.gpus_min[row]), int(jobs.gpus_max[row])
     profile = view.profiles[jobs.profile[row]] if jobs.profile is not None and jobs.profile[row] >= 0 else None

@@ -1,15 +1,15 @@
-"""How long jobs may take beyond what is believed: draws of the work that they have left.
+"""The possible work left of jobs beyond the belief, as random draws.
 
-All are log-normal: errors of estimates multiply, and durations of jobs spread over orders of magnitude. By what is known of a job:
+All are log-normal: errors of estimates multiply, and durations of jobs spread over orders of magnitude. By the knowledge about a job:
 
-- steps and their pace, or a policy's estimator: the work left is as believed, times a small error;
-- a duration of the whole job, said by the submitter or measured on earlier jobs of the model: it is as said, times the error
-  that durations said before had in this pool, given that it is longer than the job has run already;
-- nothing: as jobs of its model took, or else those of the pool, given how long it has run already.
+- steps and their pace, or a policy's estimator: the believed work left, times a small error;
+- a duration of the whole job, given by the submitter or measured on earlier jobs of the model: that duration, times the error of
+  earlier such durations in this pool, given that it is longer than the job has run already;
+- none: as for jobs of its model, or else of the pool, given its run time so far.
 
 A job that serves a model has no end, unless it is being cancelled.
 
-A job that has outrun all of that has as long to go as it has run, in the median, as of heavy-tailed durations is true.
+The median rest of a job that has outrun all of that is its run time so far, as for heavy-tailed durations.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ import numpy as np
 
 from ...policies.contract import Bools, Floats, Jobs
 
-STEPS_SPREAD = 0.1  #: standard deviation of the logarithm of the work left where steps and their pace are known
-SAID_SPREAD = 0.3  #: the same of a whole duration that somebody said, as long as too few have ended to learn it
-UNKNOWN_SPREAD = 1.0  #: the same where nothing is known
-MEDIAN_IF_UNKNOWN = 3600.0  #: seconds, the median of a job of which nothing is known in a pool where nothing has ended
+STEPS_SPREAD = 0.1  #: standard deviation of the logarithm of the work left if steps and their pace are known
+SAID_SPREAD = 0.3  #: the same for a given whole duration, while too few jobs have ended to learn it
+UNKNOWN_SPREAD = 1.0  #: the same if nothing is known
+MEDIAN_IF_UNKNOWN = 3600.0  #: seconds, the median of an unknown job in a pool without ended jobs
 ENDLESS = 1e9  #: seconds left of a job that has no end: 30 years
-ENOUGH_ENDED_JOBS = 8  #: ended jobs from which something is learnt
+ENOUGH_ENDED_JOBS = 8  #: least number of ended jobs to learn from
 _LEAST_SPREAD, _MOST_SPREAD = 0.02, 2.0
-_OUTRUN = 0.99  #: share of the believed durations that a job has outrun, from which on the belief is worth nothing
+_OUTRUN = 0.99  #: share of the believed durations outrun by a job from which on the belief is dropped
 _LEAST_OUTRUN = 10.0  #: seconds
 _MAD = 1.4826  #: of a normal distribution: the standard deviation over the median absolute deviation
 _GOLDEN = (5**0.5 - 1) / 2
@@ -42,18 +42,18 @@ class Finished:
 
     model: Sequence[str]
     seconds: Floats  #: that it ran
-    estimate: Floats  #: that the submitter had expected, NaN: none
+    estimate: Floats  #: by the submitter, NaN: none
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Where what is believed of jobs comes from, a row a job of the View."""
+    """The origin of the beliefs about jobs, a row per job of the View."""
 
     model: Sequence[str]
-    by_steps: Bools  #: what is left follows from its steps and their pace
-    whole: Floats  #: seconds that the whole job takes as somebody said, NaN: nobody did
-    said: Bools  #: that was its submitter
-    ending: Bools  #: it is cancelled: it ends as soon as it has stopped
+    by_steps: Bools  #: the rest follows from its steps and their pace
+    whole: Floats  #: given seconds of the whole job, NaN: none given
+    said: Bools  #: given by its submitter
+    ending: Bools  #: it is cancelled, and ends as soon as it has stopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class _Law:
 
     @classmethod
     def of(cls, values: Floats) -> _Law:
-        """Fitted so that a few outliers do not matter."""
+        """A fit that is robust against a few outliers."""
         logs = np.log(values)
         middle = float(np.median(logs))
         spread = _MAD * float(np.median(np.abs(logs - middle)))
@@ -73,7 +73,7 @@ class _Law:
 
 
 class Durations:
-    """Draws of the seconds of work that jobs have left on ``gpus_min`` GPUs. A draw depends on its number and on nothing else."""
+    """Draws of the seconds of work left of jobs on ``gpus_min`` GPUs. A draw depends on its number only."""
 
     def __init__(self, jobs: Jobs, known: Known, finished: Finished, seed: int = 0) -> None:
         self._seed = seed
@@ -92,7 +92,7 @@ class Durations:
         self._least = self._share_outrun()
 
     def _set(self, rows: Bools, left: Floats, spread: Floats) -> None:
-        """Of these the work left is known, and not only the whole of it."""
+        """Set rows whose work left is known, not only the whole."""
         self._median[rows], self._spread[rows], self._before[rows] = left[rows], spread[rows], 0.0
 
     def _share_outrun(self) -> Floats:
@@ -104,17 +104,17 @@ class Durations:
         return outrun
 
     def middles(self) -> Floats:
-        """The medians, a row a job."""
+        """The medians, a row per job."""
         return self._at(np.full(len(self._median), 0.5))
 
     def draw(self, number: int, evenly: int) -> Floats:
-        """One draw, a row a job. Of the row ``evenly`` the draws are spread evenly: few of them show the whole range."""
+        """One draw, a row per job. The draws of the row ``evenly`` are spread evenly, so that few show the whole range."""
         share = np.random.default_rng([self._seed, number]).uniform(size=len(self._median))
         share[evenly] = (0.5 + number * _GOLDEN) % 1.0  # the additive recurrence: even after any number of draws
         return self._at(share)
 
     def _at(self, share: Floats) -> Floats:
-        """The quantiles of what is left, given what each job has run."""
+        """The quantiles of the rest, given each job's run time so far."""
         within = np.clip(self._least + (1.0 - self._least) * share, 1e-9, 1.0 - 1e-9)
         away = np.fromiter(map(_NORMAL.inv_cdf, within.tolist()), np.float64, len(within))
         left: Floats = np.maximum(self._median * np.exp(self._spread * away) - self._before, 0.0)
@@ -122,13 +122,13 @@ class Durations:
 
 
 def endless(jobs: Jobs) -> Bools:
-    """Jobs that serve a model: they live until somebody cancels them."""
+    """Jobs that serve a model: they live until they are cancelled."""
     serves: Bools = np.zeros(len(jobs), dtype=bool) if jobs.kind is None else jobs.kind == "infer"
     return serves
 
 
 def _laws(known: Known, finished: Finished) -> list[_Law]:
-    """How long each whole job takes."""
+    """The distribution of each whole job's duration."""
     said = finished.estimate > 0  # False for NaN
     error = _Law.of(finished.seconds[said] / finished.estimate[said]) if said.sum() >= ENOUGH_ENDED_JOBS else _Law(1.0, SAID_SPREAD)
     anybody = _Law.of(finished.seconds) if len(finished.seconds) >= ENOUGH_ENDED_JOBS else _Law(MEDIAN_IF_UNKNOWN, UNKNOWN_SPREAD)

@@ -1,7 +1,7 @@
 """Directories on their way from one host to another, through the daemon: a tar named by its digest, sent and fetched in pieces.
 
-Nothing is written where it is packed: it is read twice, for the digest and to be sent. A tar of the same files is the same to the byte,
-so that whoever was cut off goes on where he was.
+The packing host writes nothing: it reads the files twice, for the digest and for sending. A tar of the same files is the same to the
+byte, so an interrupted transfer continues at its last byte.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Add = Callable[[tarfile.TarFile], None]  #: puts everything into a tar, each tim
 
 
 class Damaged(Exception):
-    """What has come is not what was sent."""
+    """The received bytes differ from the sent ones."""
 
 
 class _Hashed:
-    """A file that keeps nothing but its digest."""
+    """A file that keeps only its digest."""
 
     def __init__(self) -> None:
         self.sha256, self.size = hashlib.sha256(), 0
@@ -36,7 +36,7 @@ class _Hashed:
 
 
 class _Pieces:
-    """A file that is handed on piece by piece, from ``begin`` on."""
+    """A file that is passed on piece by piece, from ``begin`` on."""
 
     def __init__(self, begin: int, send: Callable[[int, bytes], None]) -> None:
         self._skip, self._at, self._send = begin, begin, send
@@ -71,14 +71,14 @@ def digest_of(add: Add) -> tuple[str, int]:
 
 
 def send(add: Add, begin: int, piece: Callable[[int, bytes], None]) -> None:
-    """Hand on a tar from byte ``begin`` on."""
+    """Send a tar from byte ``begin`` on."""
     pieces = _Pieces(begin, piece)
     _pack(add, pieces)
     pieces.flush()
 
 
 def tree(directory: Path, *, hidden: bool = False) -> Add:
-    """Everything below a directory, unless ``hidden`` but for what is hidden in it: of checkpoints that is half made."""
+    """All files below a directory; without hidden ones unless ``hidden``, as hidden checkpoints are half made."""
 
     def add(tar: tarfile.TarFile) -> None:
         for path in sorted(directory.iterdir()):
@@ -98,7 +98,7 @@ def _add(tar: tarfile.TarFile, path: Path, name: str) -> None:
 
 
 def anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Without whose file it is: users have other numbers elsewhere. Directories and links are as old as their copy."""
+    """Without the file's owner, as users have other numbers elsewhere. Directories and links are as old as their copy."""
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = ""
     entry.mtime = entry.mtime if entry.isfile() else 0
@@ -106,7 +106,7 @@ def anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def fetch(piece: Callable[[int], bytes], digest: str, part: Path) -> None:
-    """Fetch a tar into the file ``part``, or what is missing of it there. Raises Damaged when it is another one: nothing of it is kept."""
+    """Fetch a tar, or its missing rest, into the file ``part``. Raises Damaged if the digest differs, and then keeps no part of it."""
     sha256 = hashlib.sha256()
     part.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with part.open("ab+") as file:
@@ -124,13 +124,13 @@ def fetch(piece: Callable[[int], bytes], digest: str, part: Path) -> None:
 
 
 def unpack(part: Path, target: Path) -> None:
-    """Put what a tar holds in the place of a directory, whole or not at all. Links may lead out of it, nothing is written through them."""
+    """Replace a directory by the content of a tar, whole or not at all. Links may lead out of it, but are not written through."""
     made = target.with_name(f".{target.name}.{os.getpid()}.made")
     old = target.with_name(f".{target.name}.{os.getpid()}.old")
     shutil.rmtree(made, ignore_errors=True)
     try:
         made.mkdir(parents=True, mode=0o700)
-        with tarfile.open(part, "r:") as tar:  # as it is packed: what is compressed may be far larger than it was told
+        with tarfile.open(part, "r:") as tar:  # uncompressed: a compressed one may be far larger than its stated size
             tar.extractall(made, filter=_inside)
         for path in made.rglob("*"):
             if path.is_file() and not path.is_symlink():
@@ -146,7 +146,7 @@ def unpack(part: Path, target: Path) -> None:
 
 
 def _inside(entry: tarfile.TarInfo, where: str) -> tarfile.TarInfo:
-    """An entry that is written within a directory only: what was packed elsewhere may have been made to hurt."""
+    """An entry that is written only within a directory, as a tar from elsewhere may be malicious."""
     entry = tarfile.tar_filter(entry, where)
     if not (entry.isfile() or entry.isdir() or entry.issym() or entry.islnk()):
         raise tarfile.SpecialFileError(entry)
@@ -164,7 +164,7 @@ def _flush(path: Path) -> None:
 
 
 def needs(size: int, where: Path) -> str:
-    """What is said where a disk has not the room for a tar of ``size`` bytes and what it holds; empty: it has."""
+    """The words if a disk lacks room for a tar of ``size`` bytes and its content; "": it has room."""
     while not where.exists():
         where = where.parent
     free = shutil.disk_usage(where).free

@@ -1,4 +1,4 @@
-"""Certificates of the daemon's TCP port: files that are given, or one that an authority of its own has signed, in HOME/tls.
+"""Certificates of the daemon's TCP port: given files, or one signed by its own authority, in HOME/tls.
 
 `openssl` makes the latter. Clients trust the authority (its ca.pem), or know the certificate by its fingerprint: see `engine.client`.
 """
@@ -27,7 +27,7 @@ from ..errors import Conflict, UsageError
 #: in HOME/tls, beside the authority's certificate. Certificate and key are in one file, as they are replaced together
 OWN, AUTHORITY_KEY = "server.pem", "ca.key"
 LASTS = timedelta(days=3652)
-EARLIER = timedelta(days=2)  #: than now it begins: clocks of hosts differ
+EARLIER = timedelta(days=2)  #: by which it begins before now, as clocks of hosts differ
 OPENSSL_WITHIN = 60.0  #: seconds
 _NAME = re.compile(r"(?!-)[A-Za-z0-9_.-]{1,253}")
 _BLOCK = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
@@ -62,15 +62,15 @@ subjectAltName = {names}
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What there is to know of one."""
+    """Properties of a certificate."""
 
-    names: tuple[str, ...]  #: of the hosts for which it is good
+    names: tuple[str, ...]  #: of the hosts for which it is valid
     until: float  #: s since the epoch
-    fingerprint: str  #: as STOKER_CA takes it
+    fingerprint: str  #: in the form of STOKER_CA
 
 
 def serving(cert: Path, key: Path) -> ssl.SSLContext:
-    """What a listener needs. UsageError, in one line, for files with which no client could be served, or that are not safe."""
+    """The context of a listener. UsageError, in one line, for files with which no client could be served, or that are not safe."""
     text = _text("--tls-cert", cert)
     if not _BLOCK.search(text):
         raise UsageError(f"--tls-cert: {cert} has no certificate; it must be a PEM file that begins with that of this host")
@@ -89,7 +89,7 @@ def serving(cert: Path, key: Path) -> ssl.SSLContext:
 
 
 def _encrypted(key: Path) -> str:
-    raise UsageError(f"--tls-key: {key} has a password, which nobody is there to give: openssl pkey -in {key} -out NEW")
+    raise UsageError(f"--tls-key: {key} has a password, which the daemon cannot enter: openssl pkey -in {key} -out NEW")
 
 
 def _text(option: str, path: Path) -> str:
@@ -105,13 +105,13 @@ def _words(error: ssl.SSLError) -> str:
 
 
 def looked_at(cert: Path, context: ssl.SSLContext) -> Certificate:
-    """What clients would see of it. UsageError when they would refuse it whatever they trust: it has expired, say."""
+    """The certificate as clients see it. UsageError if all of them would refuse it, for example because it has expired."""
     block = _BLOCK.search(cert.read_text())
     assert block is not None
     der = ssl.PEM_cert_to_DER_cert(block[0])
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
-    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # itself is trusted here, and not who has signed it
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # itself is trusted here, not its signer
     client.load_verify_locations(cadata=der)
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
     near, far = client.wrap_bio(to_client, to_server), context.wrap_bio(to_server, to_client, server_side=True)
@@ -137,7 +137,7 @@ def own(folder: Path) -> tuple[Path, Path]:
 def make_own(folder: Path, names: Iterable[str]) -> None:
     """A certificate for hosts of these names and addresses. Clients that trust the authority, which is made once, trust it too.
 
-    All of it or nothing: what is there is replaced when the new one is whole. Conflict where it cannot be made.
+    Files are replaced only when the new ones are whole. Conflict if it cannot be made.
     """
     alternatives = ",".join(_alternative(name) for name in dict.fromkeys(names))
     if shutil.which("openssl") is None:

@@ -1,4 +1,4 @@
-"""Runners whose batch job has ended: the daemon asks the cluster, so that no person has to declare them dead."""
+"""Runners with an ended batch job: the daemon asks the cluster, so that no person has to declare them dead."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ log = logging.getLogger(__name__)
 class EndedPilots:
     """The end of a batch job of Slurm proves that its runner and all jobs of that are dead, if all of this holds:
 
-    - the daemon has seen that batch job in the queue, and now it is there as ended, or not any more (Slurm forgets it after minutes);
+    - the daemon has seen that batch job in the queue, and now it has ended there, or is gone (Slurm forgets it after minutes);
     - Slurm follows processes by cgroup, which none of them leaves;
-    - its host answers Slurm: what Slurm gives up of a host that it does not reach may well be running.
+    - its host answers Slurm: jobs that Slurm gives up on an unreachable host may well be running.
     """
 
     def __init__(self, store: Store, fleet: Fleet) -> None:
         self._store = store
         self._fleet = fleet
-        self._told: dict[str, str] = {}  #: what was said last of a runner, or with "" of the cluster
+        self._told: dict[str, str] = {}  #: the last words on a runner, or with "" on the cluster
 
     def look(self) -> None:
-        """A periodic task. Where no pilot serves nobody is asked."""
+        """A periodic task. Without serving pilots the cluster is not asked."""
         rows = self._store.rows("api/pilots", slurm_runners.ENGINE)
         if not rows:
             return

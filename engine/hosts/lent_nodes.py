@@ -1,4 +1,4 @@
-"""Common needs of runners that an engine starts: the daemon's address, and a runner's token, in a file that nobody else reads."""
+"""Common parts of runners that an engine starts: the daemon's address, and a runner's token, in a private file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def require_url(url: str | None) -> str:
 
 
 def token_for_runners(client: Client, file: str | None) -> str:
-    """The token of a file, or of STOKER_TOKEN. UsageError where it is no runner's: with an admin's every host could do all."""
+    """The token of a file, or of STOKER_TOKEN. UsageError if it is no runner's: an admin's would give every host all rights."""
     try:
         token = Path(file).read_text().strip() if file else os.environ.get("STOKER_TOKEN", "").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -40,24 +40,24 @@ def token_for_runners(client: Client, file: str | None) -> str:
 
 
 def trusted_by(client: Client) -> str:
-    """Whom runners are to trust over TLS: a fingerprint, the text of an authority's file, or '': whom their hosts trust."""
+    """The trust of runners over TLS: a fingerprint, the text of an authority's file, or '': their hosts' own."""
     if not (client.url or "").startswith("https:"):
         return ""
     if pin := pinned():
         return pin
     given = os.environ.get(ENV_CA, "").strip()
     own = client.home.tls / AUTHORITY
-    return (Path(given) if given else own).read_text() if given or own.exists() else ""  # it was read when the token was looked at
+    return (Path(given) if given else own).read_text() if given or own.exists() else ""  # it was read when the token was checked
 
 
 def pinned() -> str:
-    """The fingerprint that is trusted here, '': an authority is."""
+    """The fingerprint trusted here; '': an authority is trusted."""
     given = os.environ.get(ENV_CA, "").strip()
     return given if given.startswith(PIN) else ""
 
 
 def trust(home: Home, trusted: str) -> dict[str, str]:
-    """Let the runners of a home trust whom `trusted_by` tells; what is to be added to their environment."""
+    """Give the runners of a home the trust of `trusted_by`; returns additions to their environment."""
     if trusted.startswith(PIN):
         return {ENV_CA: trusted}
     if trusted:
@@ -66,7 +66,7 @@ def trust(home: Home, trusted: str) -> dict[str, str]:
 
 
 def keep_secret(file: Path, text: str) -> None:
-    """In a file that nobody else reads; Conflict where that cannot be."""
+    """Write a private file; Conflict if that is impossible."""
     fresh = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -1,6 +1,7 @@
-"""The place of a job: its checkpoint lies in one, and only runners that can read that place, or fetch the checkpoint, may start it.
+"""The place of a job's checkpoint: only runners that can read that place, or fetch the checkpoint, may start the job.
 
-A place is a directory, by the name that stands in it: runners that share a home, or a directory of `[runners] checkpoints`, tell the same.
+A place is a directory, known by the name in its file: runners that share a home, or a directory of `[runners] checkpoints`, report the
+same name.
 """
 
 from __future__ import annotations
@@ -17,55 +18,55 @@ from ...policies.contract import Bools, Floats, Gpus, Need, Nodes, Strings
 from .. import format as fmt
 
 Columns = Mapping[str, np.ndarray[Any, Any]]
-LIVE_STATES = ("up", "draining", "drained")  #: states of runners of which nothing more is to be said
+LIVE_STATES = ("up", "draining", "drained")  #: states of runners that need no remark
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """The checkpoints of a job, or of another one with which it begins."""
+    """The checkpoints of a job, or of the one with which it begins."""
 
     place: str
     own: bool = True
-    size: float = float("nan")  #: bytes, NaN: not told
+    size: float = float("nan")  #: bytes, NaN: not known
     handed_on: bool = False  #: the daemon has them
-    not_sent: str | None = None  #: why it could not get them
+    not_sent: str | None = None  #: why the daemon could not get them
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """What runners can read."""
+    """The checkpoints that runners can read."""
 
     state_of: Mapping[str, str]  #: of every runner that ever was
     reads: Mapping[str, Collection[str]]  #: places whose checkpoints it reads
-    leaves: Mapping[str, float]  #: when it hands its node back (s since the epoch), of those that do
-    fetches: Mapping[str, int | None]  #: bytes of a checkpoint that it fetches from another place at most, None: its version does not
+    leaves: Mapping[str, float]  #: time of its node's return (s since the epoch), if it has one
+    fetches: Mapping[str, int | None]  #: most bytes of a checkpoint that it fetches from another place; None: its version cannot
 
     def where(self, place: str) -> list[str]:
-        """Runners that have it, those that have gone too."""
+        """Runners that have it, gone ones included."""
         return sorted(node for node, places in self.reads.items() if place in places)
 
     def present(self, place: str) -> bool:
-        """Whether somebody is there who can send what lies there."""
+        """Whether a present runner can send checkpoints from there."""
         return any(self.state_of[node] in LIVE_STATES and self.fetches[node] is not None for node in self.where(place))
 
     def lies(self, place: str, step: int | None) -> str:
-        """Where it is, in words, and what that means to other hosts."""
+        """Its place, in words, and the consequence for other hosts."""
         return f"{checkpoint(step)} lies on {self.hosts(place)}"
 
     def hosts(self, place: str) -> str:
-        """Runners that have it, and what became of them."""
+        """Runners that have it, and their states."""
         nodes = [f"{node} ({self.state_of[node]})" if self.state_of[node] not in LIVE_STATES else node for node in self.where(place)]
-        return ", ".join(nodes) or "a runner that is not known any more"
+        return ", ".join(nodes) or "a runner that is no longer known"
 
     def fetchers(self, saved: Saved, nodes: Strings) -> Bools:
-        """Which nodes can fetch a checkpoint; none where nobody can send it."""
+        """The nodes that can fetch a checkpoint; none if no runner can send it."""
         if not saved.own or saved.not_sent or not (saved.handed_on or self.present(saved.place)):
             return np.zeros(len(nodes), dtype=bool)
         most = np.array([self.fetches.get(name) or 0 for name in nodes])
         return np.asarray((most > 0) & ~(most < saved.size))
 
     def stays(self, saved: Saved) -> str:
-        """Why a checkpoint goes to no other host, in words that follow where it lies; empty: it could, or it is not known."""
+        """Why a checkpoint goes to no other host, in words that follow its place; empty: it could, or that is not known."""
         if saved.not_sent:
             return f", from where it cannot be fetched: {saved.not_sent}"
         most = max((bound for bound in self.fetches.values() if bound is not None), default=None)
@@ -93,7 +94,7 @@ class Closed:
 
     need: Floats | None = None  #: see `Jobs.need`
     needs: list[Need] = field(default_factory=list)
-    #: rows for whom there are too few GPUs, and their checkpoint; None: they have none, and could not be started
+    #: rows with too few GPUs, and their checkpoint; None: they have none, and could not be started
     nowhere: dict[int, Saved | None] = field(default_factory=dict)
 
 
@@ -108,11 +109,11 @@ def closed(
     lasts: Mapping[int, float] = MappingProxyType({}),
     beside: Mapping[int, Bools] = MappingProxyType({}),
 ) -> Closed:
-    """``saved``: checkpoints of rows, their own or those with which they begin; ``memory``: of each row, bytes a GPU; ``free``: GPUs;
-    ``lasts``: when rows would end that lose everything when they are stopped (s since the epoch); ``beside``: nodes on which rows are best.
+    """``saved``: checkpoints of rows, their own or those with which they begin; ``memory``: bytes per GPU of each row; ``free``: GPUs;
+    ``lasts``: expected ends (s since the epoch) of rows that lose all work at a stop; ``beside``: the best nodes of rows.
 
-    A job goes on where its checkpoint is, while there is room. Where there is none it may start on any node that can fetch it. In the same
-    way it starts where others make the batches that it needs (``share.input``), while there is room.
+    A job continues at its checkpoint's place while there is room, otherwise on any node that can fetch it. In the same way it starts beside
+    jobs that make its batches (``share.input``), while there is room.
     """
     names: Strings = nodes.id
     held, wanted = jobs["lease_id"], jobs["gpus_min"]
@@ -153,7 +154,7 @@ def closed(
 
 
 def reason(job: int, saved: Saved | None, step: int | None, excluded: str | None, places: Places) -> tuple[str, str]:
-    """Code and words of why a job can start on no node that is there."""
+    """Code and words of why a job can start on no present node."""
     if saved is not None:
         lies = f"{places.lies(saved.place, step)}{places.stays(saved)}"
         lies += f"; could not be started on {lacks(excluded)}" if excluded else ""
@@ -162,7 +163,7 @@ def reason(job: int, saved: Saved | None, step: int | None, excluded: str | None
 
 
 def too_short(names: Iterable[str], takes: float, places: Places, now: float) -> tuple[str, str]:
-    """Code and words of why a job that loses everything when it is stopped is not begun on some nodes; empty: it may be on all."""
+    """Code and words of why a job that loses all work at a stop may not begin on some nodes; empty: it may on all."""
     soon = {node: at for node in names if (at := places.leaves.get(node, np.inf)) < now + takes and places.state_of[node] == "up"}
     if not soon:
         return "", ""
@@ -171,6 +172,6 @@ def too_short(names: Iterable[str], takes: float, places: Places, now: float) ->
 
 
 def lacks(excluded: str | None) -> str:
-    """Runners on which a job is not tried again, and what it lacked there."""
+    """Runners on which a job is not tried again, and its lacks there."""
     found: Mapping[str, str] = json.loads(excluded or "{}")
     return "; ".join(f"{node} ({why})" for node, why in sorted(found.items()))

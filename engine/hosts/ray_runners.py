@@ -1,7 +1,7 @@
-"""Runners on the nodes of a Ray cluster: an actor on each starts the runner, finds it and starts it again. Nothing else of Ray is used.
+"""Runners on the nodes of a Ray cluster: an actor on each starts the runner, finds it and restarts it. No other part of Ray is used.
 
-Ray decides where and when (a group of bundles, STRICT_SPREAD, its autoscaler), Stoker's policies what runs. A runner is no child of Ray's:
-that a raylet or an actor dies ends no job, and is no proof of anything to the daemon.
+Ray chooses nodes and times (a group of bundles, STRICT_SPREAD, its autoscaler), Stoker's policies choose the jobs. A runner is no child of
+Ray's: the death of a raylet or an actor ends no job, and proves nothing to the daemon.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from ..errors import Conflict, StokerError, UsageError
 from ..home import Home
 from .lent_nodes import keep_secret, trust
 
-LEAST_VERSION = (2, 60)  #: version of Ray that was tried
+LEAST_VERSION = (2, 60)  #: the tested version of Ray
 NAMESPACE = "stoker"
 GROUP = "stoker-"  #: of the names of groups and actors; their pool follows
 LABEL = "stoker-node"  #: of a Ray node: the name of its runner, in place of the host's
 CURRENT = Path("/tmp/ray/ray_current_cluster")  #: where Ray notes the cluster of this host
-ANSWER_TIMEOUT = 10.0  #: seconds in which an actor answers, if it is there
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  #: seconds until a runner that has ended is started again; doubles with each failure in a row
+ANSWER_TIMEOUT = 10.0  #: seconds within which a living actor answers
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  #: seconds until an ended runner is restarted; doubles with each failure in a row
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What each node is to run."""
+    """The runner that each node is to run."""
 
     url: str  #: of the daemon
     folder: str  #: on every node: the home of the runner, its log and its token
@@ -46,12 +46,12 @@ class Offer:
     trusted: str = ""  #: see `lent_nodes.trusted_by`
 
     def bundle(self) -> dict[str, float]:
-        """What Ray no longer gives to anybody else."""
+        """Resources that Ray reserves for it."""
         return {"CPU": 0.01, "GPU": float(self.gpus)} if self.gpus else {"CPU": float(self.slots or 1)}
 
 
 class Keeper:
-    """The actor of a node. All its state is the lock that its runner holds, so that its own death costs nothing."""
+    """The actor of a node. Its whole state is the lock that its runner holds, so its own death costs nothing."""
 
     def __init__(self, offer: Offer) -> None:
         self.offer = offer
@@ -70,19 +70,19 @@ class Keeper:
                 "keeper": os.getpid(), "daemon": self.offer.url, "said": said}  # fmt: skip
 
     def take_token(self, token: str) -> None:
-        """As an argument of a call it stands in no table of Ray's, as one of the actor's creation would."""
+        """Take the token as an argument of a call, as an argument of the actor's creation would stand in Ray's tables."""
         if not self._token.exists() or self._token.read_text().strip() != token:
             keep_secret(self._token, token)
 
     def leave(self, patience: float) -> str:
-        """Let the runner hand its node back, and start no other one; its name."""
+        """Make the runner hand its node back, and start no other one; returns its name."""
         self._leaving.set()
         end = time.monotonic() + patience
         while (runner := self._runner()) is not None:
             if time.monotonic() > end:
                 raise TimeoutError(f"runner {self.node} still stops its jobs, and leaves after that")
             with contextlib.suppress(ProcessLookupError):  # it has just left
-                os.kill(runner, signal.SIGTERM)  # told again it goes on
+                os.kill(runner, signal.SIGTERM)  # a second one has no effect
             time.sleep(0.3)
         return self.node
 
@@ -98,11 +98,11 @@ class Keeper:
             elif self._token.exists():
                 try:
                     pause = FIRST_PAUSE if self._start() else min(2 * pause, LONGEST_PAUSE)
-                except (OSError, StokerError) as error:  # no room on the disk, say: later there may be some
+                except (OSError, StokerError) as error:  # for example a full disk: try again later
                     self.said, pause = f"{type(error).__name__}: {error}", min(2 * pause, LONGEST_PAUSE)
 
     def _start(self) -> bool:
-        """Out of Ray's tree of processes, in a session of its own. Whether it has come up."""
+        """Start it outside Ray's tree of processes, in a session of its own; returns whether it has come up."""
         self.starts += 1
         argv = [sys.executable, "-m", "stoker", "--home", str(self.home.path), "--url", self.offer.url, "runner", "start", "--hand-back"]
         argv += ["--node", self.node, "--pool", self.offer.pool]
@@ -129,7 +129,7 @@ class Keeper:
         return False
 
     def _runner(self) -> int | None:
-        """Process of the runner of this node, whoever has started it."""
+        """Process of this node's runner, in whatever way it was started."""
         lock = self.home.runner_lock(self.node)
         try:
             pid = int(lock.read_text())
@@ -150,7 +150,7 @@ def node_name() -> str:
 
 
 def _environment() -> dict[str, str]:
-    """That of the raylet, this actor's parent: Ray changes devices and threads of its workers. Without what makes a job a part of Ray."""
+    """The raylet's environment (this actor's parent), as Ray changes devices and threads of its workers; without Ray's variables."""
     try:
         text = Path(f"/proc/{os.getppid()}/environ").read_bytes()
         found = dict(line.decode(errors="surrogateescape").split("=", 1) for line in text.split(b"\0") if b"=" in line)
@@ -160,7 +160,7 @@ def _environment() -> dict[str, str]:
 
 
 def _ray() -> Any:
-    """The library. Conflict where it is not installed, or too old."""
+    """The library. Conflict if it is not installed, or too old."""
     try:
         import ray
     except ImportError:
@@ -175,7 +175,7 @@ _INSTALL = "pip install '.[ray]' in Stoker's source tree, in the version of the 
 
 
 def head(address: str | None) -> str:
-    """Where the head of a cluster answers: at ``address``, RAY_ADDRESS, or that of this host. Conflict where there is none."""
+    """The address of a cluster's head: ``address``, RAY_ADDRESS, or that of this host. Conflict if there is none."""
     _ray()
     where = address or os.environ.get("RAY_ADDRESS") or (CURRENT.read_text().strip() if CURRENT.exists() else "")
     if not where:
@@ -194,7 +194,7 @@ def head(address: str | None) -> str:
 
 @contextlib.contextmanager
 def connected(address: str | None) -> Iterator[Any]:
-    """The library, connected to a cluster. What it prints meanwhile of its nodes is no answer of ours."""
+    """The library, connected to a cluster. Its output about its nodes is suppressed."""
     where, ray = head(address), _ray()
     with contextlib.redirect_stdout(sys.stderr):
         _connect(ray, where)
@@ -214,9 +214,9 @@ def _connect(ray: Any, where: str) -> None:
 
 
 def up(ray: Any, offer: Offer, nodes: int, token: str, wait: float) -> list[dict[str, Any]]:
-    """Start the actors, and so the runners, and answer with `rows`; again: what is lacking.
+    """Start the actors, and so the runners; returns `rows`. A repetition starts the missing ones.
 
-    Conflict, and all is as before, where a runner cannot run.
+    If a runner cannot run: Conflict, and all started ones are ended.
     """
     from ray.util.placement_group import placement_group, placement_group_table
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -237,7 +237,7 @@ def up(ray: Any, offer: Offer, nodes: int, token: str, wait: float) -> list[dict
     end = time.monotonic() + wait
     group.wait(max(wait, 0.1))
     sent = [keeper.take_token.remote(token) for keeper in _keepers(ray, name)]
-    ray.wait(sent, num_returns=len(sent), timeout=max(end - time.monotonic(), 0.1))  # what went wrong `rows` tells
+    ray.wait(sent, num_returns=len(sent), timeout=max(end - time.monotonic(), 0.1))  # `rows` has the errors
     while True:
         found = rows(ray, offer.pool)
         refused = [row for row in found if str(row["said"]).startswith("stoker")]
@@ -252,7 +252,7 @@ def up(ray: Any, offer: Offer, nodes: int, token: str, wait: float) -> list[dict
 
 
 def _require_same(offer: Offer, nodes: int, bundles: list[dict[str, float]], found: list[dict[str, Any]]) -> None:
-    """Conflict where the pool has other runners than those asked for."""
+    """Conflict if the pool's runners differ from the requested ones."""
     have = f"pool {offer.pool!r} has runners on {len(bundles)} nodes of this cluster"
     if other := next((row["daemon"] for row in found if row["daemon"] not in ("", offer.url)), None):
         raise Conflict(f"{have}, and they serve the daemon at {other}; name another --pool")
@@ -265,7 +265,7 @@ _AWAY: dict[str, Any] = {"node": "", "host": "", "state": "away", "starts": 0, "
 
 
 def rows(ray: Any, pool: str) -> list[dict[str, Any]]:
-    """What the actors of a pool tell."""
+    """The reports of a pool's actors."""
     asked = [(number, keeper.tell.remote()) for number, keeper in enumerate(_keepers(ray, GROUP + pool))]
     end = time.monotonic() + ANSWER_TIMEOUT
     found = []
@@ -287,9 +287,9 @@ def pools(ray: Any) -> list[str]:
 
 
 def down(ray: Any, pool: str, patience: float) -> tuple[list[str], list[str]]:
-    """Let the runners hand their nodes back, end the actors, then the group; names of runners that have left, and what went wrong.
+    """Make the runners hand their nodes back, end the actors, then the group; returns names of runners that have left, and errors.
 
-    An actor that does not answer has no node yet, or its raylet is dead: what became of its runner the daemon knows.
+    An actor that does not answer has no node yet, or its raylet is dead: the daemon knows the state of its runner.
     """
     name = GROUP + pool
     keepers = list(_keepers(ray, name))
@@ -302,7 +302,7 @@ def down(ray: Any, pool: str, patience: float) -> tuple[list[str], list[str]]:
             left.append(str(ray.get(answer, timeout=max(end - time.monotonic(), 0.1))))
         except ray.exceptions.RayError as error:
             wrong.append(_words(error))
-    for keeper in keepers:  # before the group: else they would be started again for ever
+    for keeper in keepers:  # before the group, or they would be restarted for ever
         ray.kill(keeper)
     if (group := _group(ray, name)) is not None:
         ray.util.remove_placement_group(group)
@@ -325,6 +325,6 @@ def _keepers(ray: Any, name: str) -> Iterator[Any]:
 
 
 def _words(error: Exception) -> str:
-    """Of what an actor raised, not of the way that it came."""
+    """The words of an actor's error, without those of its transport."""
     cause = getattr(error, "cause", None) or error
     return f"{type(cause).__name__}: {' '.join(str(cause).split())}"[:300]

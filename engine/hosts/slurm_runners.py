@@ -1,6 +1,6 @@
-"""Runners as batch jobs of Slurm, one a node: their batch file, the queue, what Slurm knows of those that have ended.
+"""Runners as batch jobs of Slurm, one per node: their batch file, the queue, and Slurm's knowledge of ended ones.
 
-Only Slurm's own commands are used. A pilot hands in its successor, so that a node is wanted for as long as nobody ends it.
+Only Slurm's own commands are used. A pilot submits its successor, so that a node is requested until a person ends it.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from typing import Any
 from ..errors import Conflict, StokerError, UsageError
 
 ENGINE = "slurm"
-WARNING_TIME = 120.0  #: seconds before its limit at which Slurm tells a pilot to leave; it looks once a minute, and so is up to one early
+WARNING_TIME = 120.0  #: seconds before its limit at which Slurm asks a pilot to leave, or up to a minute earlier
 PREFIX = "stoker-pilot-"  #: of the names of pilots; their pool follows
 MARK = "stoker "  #: of their comments; the address of their daemon follows
-PATIENCE = 60.0  #: seconds until one of Slurm's commands has answered
-_OWN = ("STOKER_TOKEN", "STOKER_URL", "STOKER_HOME", "STOKER_CA")  #: variables that a pilot is told otherwise
+PATIENCE = 60.0  #: seconds for an answer of Slurm's commands
+_OWN = ("STOKER_TOKEN", "STOKER_URL", "STOKER_HOME", "STOKER_CA")  #: variables that a pilot gets in another way
 #: options of sbatch by which pilots are found and followed
 _OURS = frozenset((
     "--array", "--begin", "--chdir", "--comment", "--dependency", "--job-name", "--nodes", "--ntasks", "--partition", "--requeue",
     "--signal", "--test-only", "--time", "--wait", "--wrap", "-D", "-J", "-N", "-a", "-b", "-d", "-n", "-p", "-t", "-W",
 ))  # fmt: skip
-CGROUP_TRACKING = "proctrack/cgroup"  #: with which no process outlives its batch job, also not one that has made itself a daemon
+CGROUP_TRACKING = "proctrack/cgroup"  #: with it no process outlives its batch job, not even a daemon
 #: states of a job that has ended, all its processes with it if its host answers; one that is COMPLETING too has not yet
 ENDED = frozenset((
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
@@ -72,7 +72,7 @@ exit "$code"
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Pilots as they are asked for."""
+    """Requested pilots."""
 
     partition: str
     limit: float  #: seconds for which each may run
@@ -81,7 +81,7 @@ class Wanted:
     pool: str = "default"
     slots: int | None = None
     options: tuple[str, ...] = ()  #: of sbatch, besides ours
-    pin: str = ""  #: fingerprint of the daemon's certificate, '': their home has the authority's file, or their host knows it
+    pin: str = ""  #: fingerprint of the daemon's certificate; '': their home has the authority's file, or their host knows it
 
     @property
     def token(self) -> Path:
@@ -135,19 +135,19 @@ class Pilot:
 
     @property
     def state(self) -> str:
-        """In a word: what it is doing rather than how it will have ended."""
+        """In a word: its activity rather than its outcome."""
         return min(self.states or {"unknown"}, key=lambda state: (state in ENDED, state)).lower()
 
 
 def require() -> None:
-    """Conflict where this host has none of Slurm's commands."""
+    """Conflict if this host has none of Slurm's commands."""
     lacking = [tool for tool in ("sbatch", "squeue", "scancel") if shutil.which(tool) is None]
     if lacking:
         raise Conflict(f"there is no {lacking[0]} on this host: run this where Slurm's commands are, such as a login node of the cluster")
 
 
 def queue() -> list[Pilot]:
-    """All jobs that Slurm knows, with those that ended a few minutes ago. Conflict where it does not answer."""
+    """All jobs that Slurm knows, with those that ended a few minutes ago. Conflict if it does not answer."""
     text = _ask("squeue", "--json", "--states=all")
     try:
         return [_pilot(row) for row in json.loads(text)["jobs"]]
@@ -167,7 +167,7 @@ def pilots_of(user: str, pool: str | None, url: str | None) -> list[Pilot]:
 
 
 def _pilot(row: Mapping[str, Any]) -> Pilot:
-    given = row["job_state"]  # newer versions tell a list: how it ended, and that it is COMPLETING
+    given = row["job_state"]  # newer versions give a list: its outcome, and that it is COMPLETING
     states = frozenset(given if isinstance(given, list) else [given])
     began, ends_at = _number(row.get("start_time")), _number(row.get("end_time"))
     return Pilot(
@@ -184,14 +184,14 @@ def _pilot(row: Mapping[str, Any]) -> Pilot:
 
 
 def _number(value: Any) -> float | None:
-    """Newer versions tell ``{"set": true, "infinite": false, "number": 5}``."""
+    """Newer versions give ``{"set": true, "infinite": false, "number": 5}``."""
     if isinstance(value, dict):
         return float(value["number"]) if value.get("set") and not value.get("infinite") else None
     return None if value is None else float(value)
 
 
 def try_out(wanted: Wanted) -> None:
-    """Let Slurm look at the batch file without taking it. UsageError with what it says of it."""
+    """Let Slurm check the batch file without a submission. UsageError with its complaint."""
     _submit(wanted, "--test-only")
 
 
@@ -218,12 +218,12 @@ def _submit(wanted: Wanted, *options: str) -> str:
 
 
 def tell_to_leave(jobs: Iterable[int]) -> None:
-    """The shell of their batch files alone, so that their runners take the time that their jobs need."""
+    """Signal only the shell of their batch files, so that their runners can take their jobs' grace."""
     _scancel("--batch", "--signal=TERM", *map(str, jobs))
 
 
 def take_back(jobs: Iterable[int]) -> None:
-    """Cancel what has not begun."""
+    """Cancel those that have not begun."""
     _scancel("--state=PENDING", *map(str, jobs))
 
 
@@ -237,13 +237,13 @@ def _scancel(*words: str) -> None:
 
 
 def tracking() -> str:
-    """How Slurm follows the processes of a job."""
+    """Slurm's way to follow the processes of a job."""
     found = re.search(r"^ProctrackType\s*=\s*(\S+)", _ask("scontrol", "show", "config"), re.MULTILINE)
     return found[1] if found else "nobody knows what"
 
 
 def answering(hosts: Collection[str]) -> set[str]:
-    """Hosts whose slurmd answers: it has ended what was to end there, or does so at once."""
+    """Hosts whose slurmd answers: it has ended its ended jobs' processes, or does so at once."""
     told = _ask("sinfo", "--noheader", "--Node", f"--nodes={','.join(sorted(hosts))}", "--format=%N %T")
     rows = [line.split() for line in told.splitlines() if line.strip()]
     return {name for name, state in rows if not state.endswith("*") and not state.startswith(("down", "unknown"))}
@@ -258,7 +258,7 @@ class Refused(Conflict):
 
 
 def _ask(*command: str, given: str | None = None) -> str:
-    """What one of Slurm's commands prints. Refused, with what it says, where it fails."""
+    """The output of one of Slurm's commands. Refused, with its message, if it fails."""
     try:
         done = subprocess.run(command, input=given, capture_output=True, text=True, check=False, timeout=PATIENCE, env=_environment())
     except FileNotFoundError:
@@ -271,12 +271,12 @@ def _ask(*command: str, given: str | None = None) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Without rights at the daemon, which sbatch would keep with the job."""
+    """The environment without the daemon's token, which sbatch would keep with the job."""
     return {name: value for name, value in os.environ.items() if name not in _OWN}
 
 
 def _said(tool: str, text: str) -> str:
-    """The complaint of a command that ended it, else its first, without its own name."""
+    """The complaint that ended a command, else its first one, without the command's name."""
     lines = sorted((line.strip() for line in text.splitlines() if line.strip()), key=lambda line: " fatal: " not in line)
     return re.sub(rf"^{tool}: (error: |fatal: )?", "", lines[0]) if lines else ""
 
@@ -293,7 +293,7 @@ def _version() -> str:
 
 
 def check_options(partition: str, options: Sequence[str]) -> None:
-    """UsageError for what cannot stand in a line of a batch file, or is no option."""
+    """UsageError for words that cannot stand in a line of a batch file, or are no options."""
     if not re.fullmatch(r"[\w.,-]+", partition):
         raise UsageError(f"--partition: {ascii(partition)[:60]} is no name of a partition")
     for option in options:

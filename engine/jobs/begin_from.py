@@ -1,4 +1,4 @@
-"""Jobs that begin with the weights of another one: which can, and when those that wait for a checkpoint go on."""
+"""Jobs that begin with another's weights: checks, and the release of those that wait for a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ..store.transaction import Transaction
 from .moves import Move, move
 from .states import FINAL, State
 
-LEAST_JOINT_GAIN = 1.1  #: steps alone over those that a job needs, the common ones included, from which on two are trained together
+LEAST_JOINT_GAIN = 1.1  #: least ratio of a job's steps alone to its steps with a common phase, for training two together
 
 
 @dataclass(frozen=True, slots=True)
 class WeightSource:
-    """A job with whose weights others would begin."""
+    """A job whose weights others would begin with."""
 
-    name: str  #: or number, as people are told
+    name: str  #: or number, for people
     spec: JobSpec
     state: State
-    saved: bool  #: there is a checkpoint of it
-    begin_from: int | None = None  #: with whose weights it begins itself
+    saved: bool  #: it has a checkpoint
+    begin_from: int | None = None  #: the source of its own weights
     owner: str = ""
-    left: bool = False  #: an adapter of it is in the bank
+    left: bool = False  #: the bank has its adapter
 
 
 def sources_of(rows: Iterable[Sequence[Any]]) -> dict[int, WeightSource]:
@@ -40,10 +40,10 @@ def sources_of(rows: Iterable[Sequence[Any]]) -> dict[int, WeightSource]:
 
 
 def objection(spec: JobSpec, source: WeightSource) -> str | None:
-    """Why a job can never begin with those weights; None: it can, once there is a checkpoint. Whether tensors fit shows when it begins."""
+    """Why a job can never begin with those weights; None: it can, once there is a checkpoint. Tensors are compared when it begins."""
     of, name = source.spec, f"job {source.name}"
     if of.command is not None:
-        return f"{name} runs a command, whose checkpoints nothing else can read; name a job with a recipe or an entrypoint"
+        return f"{name} runs a command, whose checkpoints only itself can read; name a job with a recipe or an entrypoint"
     if of.kind == SERVES:
         return f"{name} serves a model and saves no checkpoint; name the job that trained it"
     if spec.recipe != of.recipe:
@@ -56,7 +56,7 @@ def objection(spec: JobSpec, source: WeightSource) -> str | None:
 
 
 def adapter_objection(spec: JobSpec, source: WeightSource, user: str) -> str | None:
-    """Why a job can never begin with the adapter of that job; None: as far as is known it can, once that has ended."""
+    """Why a job can never begin with that job's adapter; None: as far as is known it can, once that has ended."""
     of, name = source.spec, f"job {source.name}"
     if source.owner != user:
         return f"{name} is {source.owner}'s, and jobs begin with adapters of their own user's jobs only"
@@ -78,7 +78,7 @@ def adapter_objection(spec: JobSpec, source: WeightSource, user: str) -> str | N
 
 
 def partner_objection(spec: JobSpec, partner: WeightSource, user: str) -> str | None:
-    """Why a job can never train its first steps together with that one, whose lease it would be; None: as far as is known it can."""
+    """Why a job can never train its first steps with that one, which would hold the lease; None: as far as is known it can."""
     of, name = partner.spec, f"job {partner.name}"
     if partner.state not in (State.SUBMITTED, State.PENDING) or partner.saved:
         return f"{name} has begun to train; give begin: job:{partner.name} to begin with what it leaves"
@@ -92,7 +92,7 @@ def partner_objection(spec: JobSpec, partner: WeightSource, user: str) -> str | 
 
 
 def planned(rows: Callable[[list[int]], Iterable[Sequence[Any]]], wanted: Mapping[int, int]) -> dict[int, str]:
-    """What there is to object to jobs that a plan begins with the weights of others, by job; ``rows``: of ``store/weight_sources``."""
+    """Objections to jobs that a plan begins with others' weights, by job; ``rows``: of ``store/weight_sources``."""
     known = sources_of(rows(sorted({*wanted, *wanted.values()})))
     found = {job: _objection_now(known.get(job), known.get(source), source) for job, source in wanted.items()}
     return {job: words for job, words in found.items() if words is not None}
@@ -101,7 +101,7 @@ def planned(rows: Callable[[list[int]], Iterable[Sequence[Any]]], wanted: Mappin
 def not_together(
     rows: Callable[[list[int]], Iterable[Sequence[Any]]], gain: Callable[[str, str, str], float | None], wanted: Mapping[int, int]
 ) -> dict[int, str]:
-    """What there is to object to jobs that a plan trains together with others; ``gain``: measured of an owner's two data sets."""
+    """Objections to jobs that a plan trains together with others; ``gain``: measured for an owner's two data sets."""
     known = sources_of(rows(sorted({*wanted, *wanted.values()})))
     found: dict[int, str] = {}
     for job, partner in wanted.items():
@@ -127,15 +127,15 @@ def _objection_now(job: WeightSource | None, source: WeightSource | None, number
     if job is None or source is None or job is source:
         return "there is no such job" if job is not source else "that is itself"
     if job.spec.command is not None:
-        return "it runs a command, which reads what it begins with itself"
+        return "it runs a command, which loads its weights itself"
     if job.begin_from != number and (job.begin_from or job.spec.weights):
         return f"it begins with {f'those of job {job.begin_from}' if job.begin_from else job.spec.weights} already"
     return objection(job.spec, source) or (None if source.saved else f"job {source.name} has saved no checkpoint yet")
 
 
 def held_back(tx: Transaction, wanted: Mapping[int, int], actor: str) -> dict[int, int]:
-    """Jobs with which a plan trains others first, each with that other one, which waits from now on for the first's lease. Left out is
-    whoever has been cancelled, held or started since the plan was made."""
+    """The pairs of a plan's common first steps, by the job that holds the lease; the other one waits for that from now on. Jobs that
+    were cancelled, held or started since the plan was made are left out."""
     found: dict[int, int] = dict(tx.execute("free_partners", list(wanted), list(wanted.values()))) if wanted else {}
     tx.insert("dependencies", [{"job_id": partner, "needs": job, "mode": "any", "met": False} for job, partner in found.items()])
     moves = []
@@ -147,7 +147,7 @@ def held_back(tx: Transaction, wanted: Mapping[int, int], actor: str) -> dict[in
 
 
 def trained_together(tx: Transaction, told: Sequence[tuple[int, Begun]]) -> None:
-    """What runners tell of first steps that jobs were to train together with others: these have waited for that, and may start."""
+    """Take runners' reports on common first steps: the partners have waited for these, and may start."""
     jobs = [job for job, one in told if one.source is not None and one.state in (JOINT, "cold")]
     leases = {job: rest for job, *rest in tx.execute("joint_leases", jobs)} if jobs else {}
     rows: dict[int, dict[str, Any]] = {}
@@ -171,13 +171,13 @@ def trained_together(tx: Transaction, told: Sequence[tuple[int, Begun]]) -> None
 
 
 def first_held(tx: Transaction, jobs: Sequence[int]) -> None:
-    """Jobs that people hold, for who knows how long: those with which a plan, and not they themselves, would train others go on alone."""
+    """Jobs are held by people, for an unknown time: partners that a plan, not their specs, gave them go on alone."""
     waiting = tx.execute("waiting_partners", list(jobs)) if jobs else []
     apart(tx, {partner: (job, "is held, so they do not train together") for job, partner, planned in waiting if planned})
 
 
 def apart(tx: Transaction, wanted: Mapping[int, tuple[int, str]]) -> None:
-    """Jobs with which others were to train their first steps, and will not: with that other one, and why."""
+    """Cancel common first steps: each job with the other one, and the reason."""
     texts = {job: text for job, _, text, _ in tx.execute("owners_and_specs", list(wanted))} if wanted else {}
     specs = {job: msgspec.json.decode(text, type=JobSpec) for job, text in texts.items()}
     rows = [cold(specs[job], job, f"job {first} {why}"[:MOST_WORDS], tx.now) for job, (first, why) in wanted.items()]
@@ -186,17 +186,17 @@ def apart(tx: Transaction, wanted: Mapping[int, tuple[int, str]]) -> None:
 
 
 def _let_go(tx: Transaction, waited: Mapping[int, int]) -> None:
-    """Jobs that waited to train their first steps together with others."""
+    """Release jobs that waited for common first steps."""
     tx.update("dependencies", ["job_id", "needs"], [{"job_id": job, "needs": first, "met": True} for job, first in waited.items()])
     ready = tx.execute("ready", list(waited)) if waited else []
     move(tx, [Move(job, State.PENDING, f"job {waited[job]} has trained with it, or can't", "daemon") for (job,) in ready])
 
 
 def first_saved(tx: Transaction, jobs: Sequence[int]) -> None:
-    """These have saved their first checkpoint: who waits for it, and for nothing else, may start.
+    """These have saved their first checkpoint: jobs that wait only for it may start.
 
-    Who still waits to train its first steps together with one of them waits in vain: the first checkpoint that a job tells of comes after
-    those steps."""
+    A job that still waits for common first steps with one of them waits in vain: a job's first reported checkpoint comes after those
+    steps."""
     late = tx.execute("waiting_partners", list(jobs)) if jobs else []
     apart(tx, {partner: (job, "has done its first steps without it") for job, partner, _ in late})
     waiting = [row[0] for row in tx.execute("weight_waiters", list(jobs))] if jobs else []

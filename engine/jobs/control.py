@@ -15,7 +15,7 @@ from .moves import Move, move
 from .owners import require_own
 from .states import FINAL, State
 
-#: of a job: nothing is known of checkpoints of it
+#: columns of a job without known checkpoints
 GIVEN_UP = dict.fromkeys(("place", "saved_bytes", "bundle", "not_sent"))
 Job = dict[str, Any]  #: a row of `controlled_jobs`
 
@@ -26,13 +26,13 @@ class Control:
     jobs: tuple[int, ...]
     user: str
     priority: int = 0
-    only: str | None = None  #: the user whose jobs alone may be changed; None: anybody's
+    only: str | None = None  #: the only user whose jobs may be changed; None: any
 
 
 def control(tx: Transaction, batch: Sequence[Control]) -> Sequence[list[dict[str, Any]] | StokerError]:
-    """Do what was asked, request by request; answers with ``[{id, name, state, message}]``. Repeating an action is harmless.
+    """Carry out requests one by one; answers with ``[{id, name, state, message}]``. Repeating an action is harmless.
 
-    The jobs of one request are changed together, or none of them when one is somebody else's: an array has up to 10 000.
+    The jobs of one request are changed together, or none of them if one is another user's: an array has up to 10 000.
     """
     acts = {"cancel": _cancel, "hold": _hold, "release": _release, "priority": _priority, "move": _move}
     answers: list[list[dict[str, Any]] | StokerError] = []
@@ -85,7 +85,7 @@ def _held(job: Job) -> str:
         return "held"
     if job["kind"] == SERVES:
         return "is being stopped; when released, it serves again"
-    # Whether it saves while it stops is not known yet, and a script need not save at all.
+    # It may or may not save as it stops, and a script need not save at all.
     then = "it goes on from its checkpoint" if job["saved"] else "it goes on from what it saves now, or begins anew if it saves nothing"
     return f"is being stopped; when released, {then}"
 
@@ -112,7 +112,7 @@ def _move(tx: Transaction, jobs: Sequence[Job], request: Control) -> dict[int, s
     for job in moved:
         tx.event("job.move", request.user, job=job, reason="its checkpoint is given up: it may start on any runner")
     if moved:
-        tx.touch("leases")  # replicas that wait for it are told
+        tx.touch("leases")  # for replicas that wait for it
     return messages | dict.fromkeys(moved, "may start on any runner, anew where its checkpoint is not")
 
 
@@ -121,7 +121,7 @@ def _priority(tx: Transaction, jobs: Sequence[Job], request: Control) -> dict[in
     live = [job for job in jobs if job["id"] not in messages]
     tx.update("jobs", ["id"], [{"id": job["id"], "priority": request.priority} for job in live])
     if any(job["lease_id"] is not None for job in live):
-        tx.touch("leases")  # runners are told: it counts among those that share a GPU
+        tx.touch("leases")  # for runners: it counts among those that share a GPU
     for job in live:
         tx.event("job.priority", request.user, job=job["id"], before=str(job["priority"]), after=str(request.priority))
     return messages | {job["id"]: f"priority {job['priority']} -> {request.priority}" for job in live}

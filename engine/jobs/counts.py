@@ -1,4 +1,4 @@
-"""How many jobs are in each state, in memory: counted once, then moved with each transition that is committed."""
+"""The number of jobs in each state, in memory: counted once, then updated with each committed transition."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..store.store import Committed, Store
 
 
 class Counts:
-    """Changed on the writer's thread, read by any."""
+    """Changed on the writer's thread, read by any thread."""
 
     def __init__(self, store: Store) -> None:
         self._counts: Counter[str] = Counter(dict(store.rows("api/job_counts")))

@@ -1,4 +1,4 @@
-"""Leases: granted by a plan, told to stop, ended with a verdict for their job."""
+"""Leases: granted by a plan, asked to stop, ended with a verdict for their job."""
 
 from __future__ import annotations
 
@@ -19,22 +19,21 @@ from .moves import Move, move
 from .outcomes import SERVED_WELL, End, judge
 from .states import FINAL, State
 
-#: outcomes of a lease that was not started for want of something on its host
+#: outcomes of a lease that was not started because its host lacked something
 HOST_LACKS = ("start-failed", "lost")
-EXCLUSIVE = "exclusive"  #: of `leases.share`, as the policies' contract has it
-#: kinds of sharing, as there too, and what makes a lease share its GPUs so from now on
+EXCLUSIVE = "exclusive"  #: of `leases.share`, as in the policies' contract
+#: kinds of sharing, as there, and the reason why a lease shares its GPUs from now on
 REASONS = {"packed": "another job is packed on its GPUs", "switched": "another job takes turns with it on its GPUs"}
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A job gets GPUs: (gpu, node) pairs in rank order; ``expires`` is when the right ends, None: never.
+    """A job gets GPUs: (gpu, node) pairs in rank order; ``expires``: the end of the right, None: never.
 
-    ``profile``: only to measure its speed. That is no attempt of the job's, and nothing of it counts as its run. ``lasts``: seconds from
-    the grant, which comes after the decision, before which the right does not end. ``share``: whether it has its GPUs alone, and if not,
-    ``memory``: bytes that it needs of each, 0: not known. ``begin_from``: a job with whose weights this one begins, from now on, while it
-    has none of its own; None: as its submitter, or an earlier grant, has said. ``joint``: a job that waits, and with which it trains first,
-    unless there is one that waits for that already.
+    ``profile``: only to measure its speed; that is no attempt of the job's, and does not count as its run. ``lasts``: least seconds of the
+    right from the grant, which comes after the decision. ``share``: its kind of sharing, with ``memory``: bytes that it needs of each
+    GPU, 0: not known. ``begin_from``: a job with whose weights this one begins, from now on, while it has none of its own; None: by its
+    submitter or an earlier grant. ``joint``: a waiting job with which it trains first, unless one waits for that already.
     """
 
     job: int
@@ -62,7 +61,7 @@ def grant(tx: Transaction, grants: Sequence[Grant], policy: str, decision: int) 
         attempts, source, _ = before[given.job]
         attempt = attempts + (not given.profile)
         if given.job in chosen:
-            source = None  # what the policy says is the first of its offers
+            source = None  # the policy's choice is the first of its offers
         elif source is None:
             source = given.begin_from
         options = _options(given.share, given.memory, source, chosen.get(given.job), partners.get(given.job))
@@ -99,14 +98,14 @@ def _shared_options(how: Join, lease: Mapping[str, Any]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """How a live lease shares its GPUs from now on."""
+    """A live lease's sharing of its GPUs from now on."""
 
     share: str
     memory: int  #: bytes that it needs of each, 0: not known
 
 
 def join(tx: Transaction, joined: Mapping[int, Join], actor: str) -> None:
-    """Live leases share their GPUs with others, from now on, or in another way than before."""
+    """Live leases share their GPUs with others from now on, or in another way than before."""
     live = tx.objects("live_leases", list(joined)) if joined else []
     found = [(lease, joined[lease["id"]]) for lease in live if lease["share"] != joined[lease["id"]].share]
     for lease, how in found:
@@ -129,9 +128,9 @@ class LeaseStop:
 
 
 def stop(tx: Transaction, stops: Sequence[LeaseStop]) -> None:
-    """Tell live leases to stop. Those already stopping keep their reason, but a cancellation overrides it: it decides the job's fate.
+    """Ask live leases to stop. Those already stopping keep their reason, but a cancellation overrides it, as it decides the job's end.
 
-    A lease that no runner has taken up yet is no exception: its runner may be starting it at this moment, so only
+    This also holds for a lease that no runner has taken up yet: its runner may be starting it at this moment, so only
     the runner's own word ends it.
     """
     if not stops:
@@ -155,7 +154,7 @@ def stop(tx: Transaction, stops: Sequence[LeaseStop]) -> None:
 
 
 def end(tx: Transaction, ends: Mapping[int, End]) -> None:
-    """End leases whose workers are all gone, and decide for each what becomes of its job."""
+    """End leases whose workers are all gone, and decide on the job of each."""
     if not ends:
         return
     moves, leases, alone, again, replicas = [], [], [], [], []
@@ -223,14 +222,14 @@ def end(tx: Transaction, ends: Mapping[int, End]) -> None:
 
 
 def _end_groups(tx: Transaction, tasks: Sequence[int]) -> None:
-    """The tasks that wait of groups of replicas that have finished: no step is left for them."""
+    """Complete waiting tasks of replica groups that have finished, as no step is left for them."""
     rest = tx.execute("replica_rest", list(tasks)) if tasks else []
     changes = {"outcome": "completed"}
     move(tx, [Move(job, State.COMPLETED, "its group of replicas has finished all steps", "daemon", changes=changes) for (job,) in rest])
 
 
 def _moment(how: End, lease: Mapping[str, Any], now: float) -> float:
-    """When a lease ended: with its last worker, which may have been told much later."""
+    """The end of a lease: that of its last worker, which may have been reported much later."""
     began = lease["started_at"] or lease["granted_at"]
     return now if how.at is None else min(max(how.at, began), now)
 
@@ -244,7 +243,7 @@ def _divided(tx: Transaction, ended: Mapping[int, float]) -> dict[int, float]:
 
 
 def exclude(tx: Transaction, lacking: Mapping[int, Mapping[str, str]]) -> None:
-    """Jobs that could not be started on some nodes, for want of something there, are not tried there again; of each node what."""
+    """Do not try jobs again on nodes that lacked something; ``lacking``: the lack of each node."""
     rows = tx.execute("excluded_of", list(lacking)) if lacking else []
     tx.update("jobs", ["id"], [
         {"id": job, "excluded": json.dumps({**json.loads(known or "{}"), **lacking[job]})} for job, known in rows])  # fmt: skip
@@ -253,7 +252,7 @@ def exclude(tx: Transaction, lacking: Mapping[int, Mapping[str, str]]) -> None:
 def _finished(spec: JobSpec, lease: Mapping[str, Any]) -> bool:
     """Whether the lease's own reports say that all work is done.
 
-    Steps are counted from 0 by many, from 1 by others, so the last but one will do.
+    Some scripts count steps from 0, others from 1, so the last but one is enough.
     """
     if not lease["reported"]:
         return False
@@ -267,7 +266,7 @@ def _met(stop: Stop, value: float | None) -> bool:
 
 
 def _reached(spec: JobSpec, lease: Mapping[str, Any]) -> str:
-    """How a completed job fulfilled its stopping rule."""
+    """A completed job's result under its stopping rule."""
     stop, value, step = spec.stop, lease["metric"], lease["step"]
     if stop.metric is None or stop.target is None or value is None:
         return "completed"
@@ -277,7 +276,7 @@ def _reached(spec: JobSpec, lease: Mapping[str, Any]) -> str:
 
 
 def _learn(tx: Transaction, jobs: Sequence[int]) -> None:
-    """Fold what completed jobs measured into the profiles that later jobs of the model are estimated from."""
+    """Fold completed jobs' measurements into the profiles from which later jobs of the model are estimated."""
     measured: dict[tuple[str, str, int], list[dict[str, Any]]] = defaultdict(list)
     for row in tx.objects("measured", list(jobs)) if jobs else ():
         measured[row["model"], row["gpu_name"], row["gpu_count"]].append(row)

@@ -11,7 +11,7 @@ from ..store.transaction import Transaction
 from .states import ACTIVE, FINAL, State, legal
 
 WAITING = frozenset({State.SUBMITTED, State.PENDING})
-GOING_ON = frozenset({State.STARTING, State.RUNNING})  #: to these from a lease that was granted: to a policy nothing has changed
+GOING_ON = frozenset({State.STARTING, State.RUNNING})  #: moves from a granted lease to these change nothing for a policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class Move:
 
 
 def move(tx: Transaction, moves: Sequence[Move]) -> None:
-    """Make the transitions in order; several for one job are allowed. Ends of jobs settle those that wait for them.
+    """Make the transitions in order; several for one job are allowed. Ends of jobs settle the jobs that wait for them.
 
-    Raises Conflict when one is not legal: our own error, it undoes the transaction.
+    Raises Conflict if one is not legal: that is our own error, and undoes the transaction.
     """
     while moves:
         state = {row[0]: State(row[1]) for row in tx.execute("job_states", [m.job for m in moves])}
@@ -61,7 +61,7 @@ def _columns(tx: Transaction, before: State, step: Move) -> dict[str, Any]:
 
 
 def _settle(tx: Transaction, ended: Mapping[int, State]) -> list[Move]:
-    """What the end of jobs means for those that wait for them: go on, or be cancelled as their need can't be met."""
+    """The effects of ended jobs on those that wait for them: go on, or be cancelled as their need can't be met."""
     if not ended:
         return []
     met: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""The verdict on a job when its lease ends: a pure function, so that every case can be read and tested in one place."""
+"""The verdict on a job when its lease ends: a pure function, with all cases in one place."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..errors import UsageError
 from ..spec.model import Retries
 from .states import State
 
-#: reasons for which the engine itself stops a lease, and after which the job simply waits for the next one
+#: reasons of stops by the engine itself, after which the job simply waits for its next lease
 YIELDING = {"preempted": "preempted", "expired": "its lease expired", "drain": "its runner is being drained", "held": "held"}
 
 #: of leases
@@ -17,35 +17,35 @@ OUTCOMES = (
 )  # fmt: skip
 
 MAX_LOSS_DELAY = 300.0  #: seconds
-PREEMPTED_EXIT = 75  #: of a worker that has left as it was asked to; without a request of ours, by a signal from outside
-SERVED_WELL = 600.0  #: seconds that a server has lived, after which it is no matter how often it was lost before
+PREEMPTED_EXIT = 75  #: of a worker that has left on request; without a request of ours, on a signal from outside
+SERVED_WELL = 600.0  #: seconds of a server's life after which its earlier losses no longer count
 
 
 @dataclass(frozen=True, slots=True)
 class End:
     """How a lease ended."""
 
-    outcome: str  #: as the runner saw it: completed, failed, stopped, oom, hang, lost, start-failed, unkillable
+    outcome: str  #: from the runner: completed, failed, stopped, oom, hang, lost, start-failed, unkillable
     exit_code: int | None
-    stop_reason: str | None  #: why the engine had told it to stop, None: it had not
+    stop_reason: str | None  #: of the engine's request to stop, None: there was none
     message: str | None = None
-    at: float | None = None  #: when its last worker ended (s since the epoch), None: now
+    at: float | None = None  #: end of its last worker (s since the epoch), None: now
     nodes: tuple[str, ...] = ()  #: on which its workers were
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What follows for the job."""
+    """The consequences for the job."""
 
     state: State
-    outcome: str  #: of the lease; of the job, when the state is final
+    outcome: str  #: of the lease; of the job, if the state is final
     reason: str
     preempted: bool = False
     failed: bool = False
     delay: float = 0.0  #: seconds before it may run again
-    unmeasured: bool = False  #: its profiling run had its time, and measured too little
-    alone: bool = False  #: it has its GPUs to itself from now on
-    apart: bool = False  #: it trains with nobody together from now on
+    unmeasured: bool = False  #: its profiling run had its time, but measured too little
+    alone: bool = False  #: it has its GPUs alone from now on
+    apart: bool = False  #: it trains with no other job from now on
 
 
 def judge(
@@ -66,16 +66,16 @@ def judge(
     replica: bool = False,
     joint: bool = False,
 ) -> Verdict:
-    """Decide what becomes of a job whose last worker has gone.
+    """Decide on a job whose last worker has gone.
 
     ``failures``: attempts that failed before this one; ``losses``: attempts right before this one that were lost; ``profile``: it was
-    a profiling run, and ``measured``, its speed is known now; ``finished``: its reports say that it has done all its work; ``shared``:
-    other jobs were on its GPUs, or had been; ``ours``: Stoker's own worker ran it, as a recipe or an entrypoint, and says by its exit
-    code that the job itself is wrong; ``serves``: it serves a model, so it has no end of its own; ``elsewhere``: it could not be started
-    for want of something on a host, and there are others; ``replica``: it trains together with others, who go on without it; ``joint``: it
-    was to train its first steps together with another job, and has not told that these are over.
+    a profiling run, and ``measured``, its speed is known now; ``finished``: its reports say that all its work is done; ``shared``: other
+    jobs were on its GPUs at some time; ``ours``: Stoker's own worker ran it, as a recipe or an entrypoint, so its exit code tells if the
+    job itself is wrong; ``serves``: it serves a model, so it has no end of its own; ``elsewhere``: its host lacked something for its
+    start, and there are other hosts; ``replica``: it trains together with others, which go on without it; ``joint``: it was to train its
+    first steps together with another job, and has not reported their end.
     """
-    # Exit 0 of a job that could have acted on the request to stop means "stopped as asked", unless its reports say otherwise.
+    # Exit 0 of a job that could have acted on the request to stop means "stopped on request", unless its reports say otherwise.
     finished = finished and end.exit_code == 0 and end.outcome in ("stopped", "lost")
     if end.outcome == "completed" and serves:
         end = replace(end, outcome="failed", message="the server ended by itself, with exit code 0: look at its log")
@@ -108,7 +108,7 @@ def judge(
     if end.outcome == "stopped":
         return Verdict(back, "preempted", "stopped by a signal from outside (the host going down?) after a checkpoint")
     if end.outcome in ("lost", "unkillable"):
-        # The first loss is nobody's fault. A job that is lost again and again waits longer each time: it may be what kills its workers.
+        # The first loss is not the job's fault. A job that is lost again and again waits longer each time: it may kill its workers.
         delay = min(2.0**losses, MAX_LOSS_DELAY) if losses else 0.0
         words = end.message or "its worker was lost; it goes on from its last checkpoint"
         return Verdict(back, end.outcome, "its profiling run was lost; it is profiled again" if profile else words, delay=delay)
@@ -118,7 +118,7 @@ def judge(
 
 
 def _profiled(end: End, back: State, measured: bool) -> Verdict | None:
-    """After a profiling run that neither failed nor was lost: it counts as no preemption and no failure of the job."""
+    """The verdict after a profiling run that neither failed nor was lost: it is no preemption and no failure of the job."""
     if end.outcome == "completed" and measured:
         return Verdict(back, "profiled", "its speed was measured; it waits for the GPUs to train on")
     if end.outcome == "completed":
@@ -133,7 +133,7 @@ def _profiled(end: End, back: State, measured: bool) -> Verdict | None:
 def _failure(end: End, retries: Retries, failures: int, back: State, ours: bool) -> Verdict:
     outcome = end.stop_reason if end.stop_reason in ("timeout", "hang") else end.outcome
     reason = end.message or _words(outcome, end.exit_code)
-    if end.message and outcome in ("timeout", "hang"):  # the first cause stands, whatever came of the stop
+    if end.message and outcome in ("timeout", "hang"):  # the first cause counts, whatever the outcome of the stop
         reason = f"{_words(outcome, end.exit_code)} (it was stopped, and then: {end.message})"
     final = failures >= retries.limit or end.exit_code in retries.never_on or (outcome == "oom" and failures >= 1)
     if not final and ours and outcome == end.outcome and end.exit_code == UsageError.exit_code:

@@ -1,4 +1,4 @@
-"""History of a job's data pipelines and their tuners, as the tables have it: `stoker pipeline`."""
+"""History of a job's data pipelines and their tuners, from the tables: `stoker pipeline`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..store.store import Store
 from .states import FINAL
 
 MOST_DECISIONS = 1000
-MOST_POINTS = 2000  #: of a history, more than a plot has pixels for
+MOST_POINTS = 2000  #: of a history, more than a plot's pixels
 _STAGE = (
     "stage", "position", "workers", "unit", "value", "latency", "cpu", "wait", "items", "busy", "starved", "blocked", "queue",
     "queue_bytes",
@@ -21,7 +21,7 @@ _STAGE = (
 def describe(store: Store, job: int, *, rank: int | None, name: str | None, decisions: int, points: int) -> dict[str, Any]:
     """The answer of `GET /v1/jobs/REF/pipeline`; see docs/api.md. None: the lowest rank that has one, its first pipeline.
 
-    Raises NotFound when the job has told of no pipeline, UsageError when it has another rank or name.
+    Raises NotFound if the job has reported no pipeline, UsageError if it has another rank or name.
     """
     (row,) = objects(store, "api/job", job)
     found = objects(store, "api/pipeline_now", job)

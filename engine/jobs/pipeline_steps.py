@@ -9,7 +9,7 @@ from ..protocol import Pipeline
 
 
 def rows_of(pipeline: Pipeline, of_report: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """One row a stage; ``of_report``: job, lease, rank, number and time of the report. Stages are placed in the order they are told."""
+    """One row per stage; ``of_report``: job, lease, rank, number and time of the report. Stages keep the order of the report."""
     whole = of_report | {
         "pipeline": pipeline.name, "controller": pipeline.controller, "throughput": pipeline.throughput, "demand": pipeline.demand,
         "reward": pipeline.reward, "cpus": pipeline.cpus, "cpu_used": pipeline.cpu_used, "memory_used": pipeline.memory_used,

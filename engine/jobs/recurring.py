@@ -41,7 +41,7 @@ class Recurring:
     def _fire(self, number: int, spec: str, user: str, created: float) -> None:
         """Submit once for this minute: the key makes a repetition after a crash harmless.
 
-        It is a minute of the boot clock, for one of the day comes again when the clock is set back. Deadlines count from the time of day.
+        It is a minute of the boot clock, as one of the day is repeated if the clock is set back. Deadlines count from the time of day.
         """
         now = time.time()
         submission = msgspec.json.decode(spec, type=Submission)

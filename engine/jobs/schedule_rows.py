@@ -19,7 +19,7 @@ class NewSchedule:
 
 
 def add_schedule(tx: Transaction, batch: Sequence[NewSchedule]) -> Sequence[int | StokerError]:
-    """Add recurring jobs. The name is the key: the same again, after a lost answer, is the one that is there."""
+    """Add recurring jobs. The name is the key: a repetition after a lost answer finds the existing one."""
     known = {(user, name): (number, cron) for number, user, name, cron in tx.execute("schedule_names")}
     answers: list[int | StokerError] = []
     for s in batch:
@@ -42,8 +42,8 @@ def add_schedule(tx: Transaction, batch: Sequence[NewSchedule]) -> Sequence[int 
 class ScheduleChange:
     schedule: int
     actor: str
-    fired_at: float | None = None  #: it has submitted; None: it is removed
-    only: str | None = None  #: the user whose schedules alone may be changed; None: anybody's
+    fired_at: float | None = None  #: time of its submission; None: remove it
+    only: str | None = None  #: the only user whose schedules may be changed; None: any
 
 
 def change_schedule(tx: Transaction, batch: Sequence[ScheduleChange]) -> Sequence[StokerError | None]:

@@ -12,7 +12,7 @@ class State(StrEnum):
     ASSIGNED = "assigned"  #: has a lease, its runner has not taken it up yet
     STARTING = "starting"  #: its runner is starting the worker
     RUNNING = "running"  #: its worker lives
-    SUSPENDING = "suspending"  #: told to stop, inside its grace period
+    SUSPENDING = "suspending"  #: asked to stop, inside its grace period
     COMPLETED = "completed"
     FAILED = "failed"
     CANCELLED = "cancelled"

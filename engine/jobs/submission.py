@@ -38,12 +38,12 @@ class _Keyed:
 
 
 Jobs = tuple[int, ...]  #: numbers in order
-Pools = dict[str, dict[int, int]]  #: of each pool how many GPUs have so many bytes; 0: not known, any job may fit
+Pools = dict[str, dict[int, int]]  #: of each pool the number of GPUs by bytes; 0: not known, any job may fit
 
 
 @dataclass(slots=True)
 class _Names:
-    """Which jobs a word in `after:` means: a number is anybody's; of a name or a key one's own newest, or else anybody's of that name.
+    """The jobs that a word in `after:` means: a number is any user's; a name or a key is one's own newest, else any user's of that name.
 
     Each is a job alone, or the tasks of an array.
     """
@@ -58,23 +58,23 @@ class _Names:
     def add(self, owner: str, name: str, jobs: Jobs, *, is_key: bool = False) -> None:
         """A job or an array; the newest of a name is kept."""
         self.own[owner, name] = max(jobs, self.own.get((owner, name), ()))
-        if not is_key:  # a key is nobody's business but its owner's
+        if not is_key:  # a key is its owner's only
             self.anybody[name] = max(jobs, self.anybody.get(name, ()))
 
 
 @dataclass(slots=True)
 class _Context:
-    """What the whole batch needs to know, read once."""
+    """Data for the whole batch, read once."""
 
-    #: Job of an owner and an idempotency key. Keys belong to users, and the table has the owner beside each key, so that the
-    #: same key of two people needs no column of its own, and rows of before each user had keys of his own keep theirs.
+    #: Job by owner and idempotency key. Keys belong to users: the table has the owner beside each key, so two users may have the
+    #: same key, and old rows, from when keys were common to all, keep theirs.
     keys: dict[tuple[str, str], _Keyed]
     names: _Names
     states: dict[int, State]
     pools: Pools
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    servers: set[int] = field(default_factory=set)  #: jobs that serve a model, as far as they were looked up
-    sources: dict[int, WeightSource] = field(default_factory=dict)  #: jobs with whose weights others begin, as far as they were looked up
+    servers: set[int] = field(default_factory=set)  #: looked-up jobs that serve a model
+    sources: dict[int, WeightSource] = field(default_factory=dict)  #: looked-up sources of weights
     kept: dict[int | None, int | None] = field(default_factory=dict)  #: by signature, see `_kept`
 
     def add(self, table: str, row: dict[str, Any]) -> None:
@@ -82,14 +82,14 @@ class _Context:
 
 
 def submit(tx: Transaction, batch: Sequence[SubmitRequest]) -> Sequence[list[dict[str, Any]] | StokerError]:
-    """Accept jobs; answers with ``[{id, name, state, existing}]`` a request."""
+    """Accept jobs; answers with ``[{id, name, state, existing}]`` per request."""
     context = _context(tx, batch)
     answers: list[list[dict[str, Any]] | StokerError] = []
     for request in batch:
         jobs = request.submission.jobs
         try:
             known = _known(tx, request, context)
-            fresh = [spec for spec in jobs if spec.name not in known]  # a repetition is answered, not judged again
+            fresh = [spec for spec in jobs if spec.name not in known]  # a repetition is answered, not checked again
             check(fresh, context.pools, tx.now if request.schedule is None else 0.0)
             edges = _resolve(fresh, known, request.user, context)
             sources = _weights(tx, fresh, known, request.user, context)
@@ -105,7 +105,7 @@ def submit(tx: Transaction, batch: Sequence[SubmitRequest]) -> Sequence[list[dic
 
 
 def check(jobs: Sequence[JobSpec], pools: Pools, now: float) -> None:
-    """Refuse at once what could never run, or has no time left. A pool whose runners are away is not judged."""
+    """Refuse jobs that could never run, or have no time left. Pools without present runners are not checked."""
     errors = Gathered()
     for spec in jobs:
         with errors.part():
@@ -135,7 +135,7 @@ def pools_of(rows: Iterable[tuple[str, int, int]]) -> Pools:
 
 
 def _require_gpus(spec: JobSpec, gpus: Mapping[int, int]) -> None:
-    """UsageError where the pool has too few GPUs, or too few of the memory that the job needs."""
+    """UsageError if the pool has too few GPUs, or too few with the job's memory."""
     count, name = sum(gpus.values()), base_name(spec.name)
     if spec.replicas is not None and 0 < count < spec.replicas.max:
         raise UsageError(
@@ -148,7 +148,7 @@ def _require_gpus(spec: JobSpec, gpus: Mapping[int, int]) -> None:
     if sum(number for size, number in gpus.items() if size >= needed or not size) >= min(spec.gpus_min, count):
         return
     large = [size for size in sorted(gpus, key=lambda size: size or math.inf, reverse=True) for _ in range(gpus[size])]
-    most = large[spec.gpus_min - 1] >> 20  # MiB that each of so many has
+    most = large[spec.gpus_min - 1] >> 20  # MiB of each of so many
     field = "share.memory" if spec.share and spec.share.bytes else "gpu_memory" if spec.gpu_memory else "memory.cap"
     remedy = "lower it, or add a runner"
     if field == "gpu_memory" and spec.command is None and spec.gpus_max == 1:
@@ -187,7 +187,7 @@ def _context(tx: Transaction, batch: Sequence[SubmitRequest]) -> _Context:
 
 
 def _known(tx: Transaction, request: SubmitRequest, context: _Context) -> dict[str, int]:
-    """Jobs of the request that its user has submitted before with their keys, by name. Conflict when what was submitted is another job."""
+    """Jobs of the request that its user has submitted before with their keys, by name. Conflict if a key belongs to a different job."""
     known: dict[str, int] = {}
     for spec in request.submission.jobs:
         before = context.keys.get((_owner(spec, request), spec.idempotency_key or ""))
@@ -244,7 +244,7 @@ def _without_end(spec: JobSpec, server: str) -> UsageError:
 
 
 def _weights(tx: Transaction, fresh: Sequence[JobSpec], known: Mapping[str, int], user: str, context: _Context) -> dict[str, int | str]:
-    """For each new job that begins with the weights of another one that other's number, or its name if it is new in the same request."""
+    """For each new job that begins with another's weights: the number of that other, or its name if it is new in the same request."""
     own = {spec.name: spec for spec in fresh}
     found: dict[str, int | str] = {}
     for spec in fresh:
@@ -264,7 +264,7 @@ def _begins(
     user: str,
     context: _Context,
 ) -> dict[str, int | str]:
-    """The same of jobs that begin with the adapter of another one, after its end, or train their first steps together with it."""
+    """The same for jobs that begin with another's adapter, after its end, or train their first steps together with it."""
     own = {spec.name: spec for spec in fresh}
     found: dict[str, int | str] = {}
     for spec in fresh:
@@ -291,7 +291,7 @@ def _source(
     user: str,
     context: _Context,
 ) -> tuple[int | str, WeightSource]:
-    """The job that ``word`` means to a new one: its number, or its name where it is of the same request. ``what``: field, and in words."""
+    """The job that ``word`` means for a new one: its number, or its name if it is of the same request. ``what``: field, and words."""
     if word in own and word != spec.name:
         return word, WeightSource(word, own[word], State.PENDING, saved=False, owner=own[word].user or user)
     jobs = (known[word],) if word in known else context.names.find(word, spec.user or user)
@@ -351,7 +351,7 @@ def _accept(
 
 
 def _remember(spec: JobSpec, job: int, state: State, owner: str, now: float, context: _Context) -> None:
-    """What the later requests of the batch are to know of a new job."""
+    """Keep a new job for the later requests of the batch."""
     context.states[job] = state
     if spec.kind == SERVES:
         context.servers.add(job)
@@ -395,7 +395,7 @@ def _write(
 
 
 def _kept(tx: Transaction, spec: JobSpec, context: _Context) -> int | None:
-    """What jobs alike have been seen to keep of a GPU while others had the turn, None: not known, or it keeps all."""
+    """The GPU memory that equal jobs kept while others had the turn; None: not known, or all."""
     if spec.share is None or not spec.share.replays:
         return None
     if spec.signature not in context.kept:

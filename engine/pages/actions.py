@@ -1,4 +1,4 @@
-"""Actions of a visitor, each asked once more on a page of its own: it works without a script."""
+"""Actions of a visitor, each confirmed on a page of its own, which works without scripts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..spec.check import MAX_PRIORITY
 from .markup import Safe, h
 from .visit import Visit, at, back, page
 
-#: What becomes of a job, in words.
+#: For each action its name, and its effect on a job.
 WORDS = {
     "cancel": ("Cancel", "It ends, and does not go on. What it has saved stays."),
     "hold": ("Hold", "It is not scheduled until it is released. If it runs, it is asked to save and to stop."),
@@ -41,7 +41,7 @@ async def ask_job(visit: Visit) -> Response:
 async def act_on_job(visit: Visit) -> Response:
     action = _action(visit)
     fields = visit.request.state.fields
-    if action == "retry":  # pressed twice, the form is the same, and so is the answer
+    if action == "retry":  # a form that is sent twice submits one job
         (new, *_) = (await submit_again(visit, Retry(key=f"page-{fields.get('key', '')[:40]}")))["jobs"]
         return back(visit, f"jobs/{new['id']}")
     asked: api.Action = api.Action()

@@ -11,12 +11,12 @@ from .markup import Inside, Safe, h, join
 
 ASSETS = Path(__file__).with_name("assets")
 MANY_COLUMNS = 8  #: columns; tables that have more are blocks on narrow screens
-COLOURS = 8  #: that bars have in the style
-ROW, GAP = 26, 4  #: of a time line, pixels
+COLOURS = 8  #: number of bar colours in the style
+ROW, GAP = 26, 4  #: pixels, of a time line
 
 
 def style() -> str:
-    """Of pages and reports alike."""
+    """The style of pages and reports."""
     return (ASSETS / "page.css").read_text(encoding="utf-8")
 
 
@@ -31,22 +31,22 @@ class Cell:
 
 
 def tile(name: str, value: Inside, more: Inside = "") -> Safe:
-    """A number that stands out, with what it is and a remark; tiles stand in a <dl>."""
+    """A large number with its name and a remark; tiles must be in a <dl>."""
     return h("div", h("dt", name), h("dd", value, h("small", more) if more else None))
 
 
 def table(heading: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Safe:
-    """A table whose first column is text and whose others are numbers."""
+    """A table whose first column is text, and the others numbers."""
     return cells(heading, columns, (([Cell(text, "n" if place else "") for place, text in enumerate(row)], "") for row in rows))
 
 
 def cells(heading: str, columns: Sequence[str], rows: Iterable[tuple[Sequence[Cell], str]], lead: str = "") -> Safe:
-    """A table of any cells under its heading, each row with a note that stands below it over the whole width."""
+    """A table of any cells under its heading; each row has a note below it over the whole width."""
     return join(h("h2", heading), h("p", lead) if lead else None, grid(heading, columns, rows))
 
 
 def grid(label: str, columns: Sequence[str], rows: Iterable[tuple[Sequence[Cell], str]]) -> Safe:
-    """The table alone. One that is wider than the screen is scrolled, by keys too; one of many columns becomes blocks there."""
+    """The table alone. If it is wider than the screen it scrolls, by keys too; with many columns its rows become blocks there."""
     made = [(row, note) for row, note in rows]
     numeric = [all(row[place].kind == "n" for row, _ in made) for place in range(len(columns))]
     head = h("tr", [h("th", name, class_="n" if right else None, scope="col") for name, right in zip(columns, numeric, strict=True)])
@@ -71,14 +71,14 @@ def _note(columns: int, note: str) -> Safe | None:
 
 
 def moment(at: float | None, form: str = "") -> Safe:
-    """A moment: exact in the element, and told by the page's script as people say it; ``form``: starts or ends (a past one is soon)."""
+    """A time: exact in the element, and shown relative to now by the page's script; ``form``: starts or ends (a past one is soon)."""
     if at is None:
         return h("span", fmt.MISSING, class_="soft")
     return h("time", fmt.clock(at)[5:], datetime=fmt.local(at).isoformat(timespec="seconds"), data_at=round(at), data_form=form or None)
 
 
 def since(at: float | None) -> Safe:
-    """How long ago something began, which goes on."""
+    """How long something has been going on."""
     return moment(at, "since")
 
 
@@ -108,7 +108,7 @@ def state(name: str, *, held: bool = False) -> Safe:
 
 
 def risk(name: str | None, at: float | None) -> Safe | None:
-    """What becomes of a deadline."""
+    """The risk of a deadline."""
     if at is None:
         return None
     kind = {"met": "good", "safe": "good", "at risk": "bad", "missed": "bad"}.get(name or "", "soft")
@@ -116,7 +116,7 @@ def risk(name: str | None, at: float | None) -> Safe | None:
 
 
 def empty(sentence: str, command: str = "") -> Safe:
-    """Nothing is there: why, and what to do next."""
+    """Why a part of the page is empty, and a command to fill it."""
     return h("p", sentence, join(" ", h("code", command)) if command else None, class_="empty")
 
 
@@ -134,7 +134,7 @@ class Stay:
 
 
 def time_line(label: str, rows: Sequence[str], stays: Iterable[Stay], begin: float, end: float, width: int = 1000) -> Safe:
-    """Bars by time, a row each: a picture that needs no script, told in its bars' hints."""
+    """Bars over time in rows: a picture that needs no script; the bars' hints tell the details."""
     place = {row: number for number, row in enumerate(rows)}
     span, height = max(end - begin, 1e-9), max(len(rows), 1) * ROW
     drawn = [_stay(stay, place[stay.row], begin, span, width) for stay in stays if stay.row in place]
@@ -160,5 +160,5 @@ def _stay(stay: Stay, row: int, begin: float, span: float, width: int) -> Safe:
 
 
 def facts(pairs: Mapping[str, Inside]) -> Safe:
-    """Names and values, one a line; what is not known is left out."""
+    """Names and values, one a line; unknown ones are left out."""
     return h("dl", [h("div", h("dt", name), h("dd", value)) for name, value in pairs.items() if value not in (None, "")], class_="facts")

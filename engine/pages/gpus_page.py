@@ -1,4 +1,4 @@
-"""GPUs over time: who had which one, how much of them was held, and what was measured."""
+"""GPUs over time: which job held each, the share held, and the measured use."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .components import Cell, Stay, bar, empty, grid, state, time_line
 from .markup import Safe, h, join
 from .visit import Visit, at, page
 
-SPANS = {"1h": 3600.0, "6h": 6 * 3600.0, "1d": 86_400.0, "7d": 7 * 86_400.0}  #: that may be looked at
-SLICES = 120  #: of a plot
+SPANS = {"1h": 3600.0, "6h": 6 * 3600.0, "1d": 86_400.0, "7d": 7 * 86_400.0}  #: spans that may be shown
+SLICES = 120  #: slices of time in a plot
 MOST_BARS = 2000
-QUERY_SECONDS = 20.0  #: that a query may take
+QUERY_SECONDS = 20.0  #: limit of a query
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Span:
 
 
 async def _rows(visit: Visit, query: str, span: Span) -> list[dict[str, Any]]:
-    """Rows of a query about that time, shared with whoever asks in the same second."""
+    """Rows of a query about this time, shared by requests of the same second."""
     store = visit.daemon.store
     values = {"start": span.start, "end": span.end, "step": span.step, "jobs": None, "most": MOST_BARS}
 

@@ -1,4 +1,4 @@
-"""One job: how it stands, its curves and its log, where it ran, what was decided about it, and what it cost."""
+"""One job: its state, its curves and its log, where it ran, the decisions about it, and its cost."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from .visit import Visit, at, page
 if TYPE_CHECKING:
     from ..services import Services
 
-POINTS = 600  #: of a curve
-MOST_FOUND_LINES = 200  #: lines of a log that a search gives
+POINTS = 600  #: points of a curve
+MOST_FOUND_LINES = 200  #: lines of a log that a search shows
 SEARCH_SECONDS = 4.0
-LOG_LINES = 400  #: shown at first
+LOG_LINES = 400  #: lines of the log shown at first
 
 
 async def job(visit: Visit) -> Response:
@@ -61,7 +61,7 @@ async def job(visit: Visit) -> Response:
 
 
 def render_standing(number: int, seen: Look) -> dict[str, str]:
-    """How a job stands, and a word that changes when the rest of its page does."""
+    """The state of a job, and a word that changes when the rest of its page does."""
     row = seen.by_id.get(number)
     if row is None:
         return {"version": "ended"}
@@ -88,7 +88,7 @@ def _ended(row: Mapping[str, Any]) -> Safe:
 
 
 def _actions(visit: Visit, row: Mapping[str, Any]) -> Safe | None:
-    """Buttons of what the visitor may do to it; each asks once more."""
+    """Buttons for the actions that the visitor may take on the job; each asks for confirmation."""
     if row["state"] == State.COMPLETED or not visit.may("submit") or visit.only not in (None, row["owner"]):
         return None
     names = ["retry"] if row["state"] in FINAL else ["cancel", "release" if row["held"] else "hold", "priority"]
@@ -198,7 +198,7 @@ async def _source(visit: Visit) -> tuple[int, Any]:
 
 
 async def _searched(visit: Visit, number: int) -> dict[str, Any] | None:
-    """Lines of the whole log that hold what is looked for; None: nothing is."""
+    """Lines of the whole log that contain the search text; None: there is no search."""
     wanted = visit.asked("find")[:200]
     if not wanted:
         return None
@@ -291,7 +291,7 @@ def _details(title: str, value: Any) -> Safe:
 
 
 def _said(value: Any) -> Any:
-    """Without what was not given."""
+    """The value without empty fields."""
     if isinstance(value, dict):
         return {key: _said(one) for key, one in value.items() if one not in (None, [], {}, "")}
     return value
@@ -310,23 +310,23 @@ async def curves(visit: Visit) -> dict[str, Any]:
 
 
 async def log(visit: Visit) -> dict[str, Any]:
-    """More of a log, if there is some: read once for all who have come as far."""
+    """The next part of a log, if there is one: read once for all pages that have come as far."""
     ref, file = visit.path("ref"), visit.asked("file")[:40]
     lines = None if file else LOG_LINES
     place = Place(file, int(visit.number("offset") or 0)) if file else None
-    who = "" if ref.isdecimal() else visit.who.user  # of several jobs of a name one's own come first
+    who = "" if ref.isdecimal() else visit.who.user  # of several jobs of a name the visitor's own come first
     try:
         shared = await visit.daemon.snapshots.ask(
             Kind.READ, ("log", ref, who, place), partial(_more, visit.daemon, ref, visit.who.user, place, lines), topics=()
         )
         piece: dict[str, Any] = shared or await api.logs(visit)
-    except (Conflict, NotFound) as error:  # its host does not send it now: it may later
+    except (Conflict, NotFound) as error:  # its host does not send it now, but may later
         return {"why": str(error)}
     return {**piece, "text": fmt.harmless(colourless(piece["text"]))}
 
 
 def _more(daemon: Services, ref: str, user: str, place: Place | None, lines: int | None) -> dict[str, Any] | None:
-    """The next piece of a log of this host; None: it is on another one."""
+    """The next part of a log on this host; None: it is on another one."""
     number = api.resolve(daemon.store, ref, user).job
     source, over = api.log_source(daemon.store, number, None, None)
     if source is None:
@@ -339,7 +339,7 @@ def _more(daemon: Services, ref: str, user: str, place: Place | None, lines: int
 
 
 async def stream(visit: Visit) -> Response:
-    """What changes on a page, for as long as that is open."""
+    """The changes of a page, for as long as that is open."""
     job, listener = visit.number("job"), visit.daemon.page
 
     def allowed() -> bool:  # a session may end while its page is open

@@ -1,4 +1,4 @@
-"""Where the page is answered: a port of this host's own loopback, open from the start or once somebody asks for it."""
+"""The page's port on this host's loopback, open from the start or from the first request for a link."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ..store.store import Store
 from .sessions import PageSessions
 from .stream import PageStream
 
-PORT = 7466  #: that is taken if it is free, and nobody says another one
+PORT = 7466  #: used if it is free and no other one is requested
 HOST = "127.0.0.1"
 BACKLOG = 512
 log = logging.getLogger(__name__)
 
 
 class PageListener:
-    """Used from the event loop."""
+    """To be used from the event loop."""
 
     serve: Callable[[socket.socket], Awaitable[None]]  #: answers on a socket, until the daemon is told to end
 
@@ -30,10 +30,10 @@ class PageListener:
         self.sessions = PageSessions(store)
         self.stream = PageStream(pools)
         self._task: asyncio.Task[None] | None = None
-        self.port: int | None = None  #: None: it is not open
+        self.port: int | None = None  #: None: not open
 
     def open(self, port: int | None = None) -> int:
-        """The port on which the page is answered from now on; ``port``: it must be this one."""
+        """Serve the page from now on, and return its port; ``port``: it must be this one."""
         if self.port is not None:
             if port not in (None, self.port):
                 raise Conflict(f"port: the page is answered on port {self.port} already, which stays until the daemon ends")
@@ -45,7 +45,7 @@ class PageListener:
         return self.port
 
     def open_again(self) -> None:
-        """Where open pages look for it, if there are some; without it the daemon starts all the same."""
+        """Open the port where pages still open in browsers expect it, if there are any; if that fails the daemon starts all the same."""
         if self.sessions.port is not None and self.port is None:
             try:
                 self.open(self.sessions.port)
@@ -59,7 +59,7 @@ class PageListener:
             sock.close()
 
     async def ended(self) -> None:
-        """Once the last answer is out, or was given up."""
+        """Return once the last answer is out, or was given up."""
         if self._task is not None:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task

@@ -1,4 +1,4 @@
-"""One look at the database for all open pages: the queue, who is on which GPU, and what happened."""
+"""One look at the database for all open pages: the queue, the jobs on each GPU, and the newest events."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Look:
     warm: list[dict[str, Any]]
     notices: list[dict[str, Any]]
     counts: dict[str, int]
-    seconds: float  #: of a processor that it took
+    seconds: float  #: processor time of the look
 
     @cached_property
     def by_id(self) -> dict[int, dict[str, Any]]:
@@ -42,7 +42,7 @@ class Look:
 
     @cached_property
     def on_gpu(self) -> dict[str, list[dict[str, Any]]]:
-        """Who is on each GPU."""
+        """The shares of jobs on each GPU."""
         found: dict[str, list[dict[str, Any]]] = {}
         for share in self.shares:
             found.setdefault(share["gpu_id"], []).append(share)
@@ -58,13 +58,13 @@ class Look:
 
 
 async def look(daemon: Services) -> Look:
-    """The newest look, shared with whoever asks at the time."""
+    """The newest look, shared by simultaneous requests."""
     found: Look = await daemon.snapshots.ask(Kind.LISTING, "page", partial(_read, daemon))
     return found
 
 
 async def timed_look(daemon: Services) -> tuple[Look, float]:
-    """The same, and the processor time that it took (s)."""
+    """The newest look, and its processor time (s)."""
     found = await look(daemon)
     return found, found.seconds
 

@@ -1,4 +1,4 @@
-"""HTML by construction: whatever is not `Safe` is escaped, so that no name, log line or value can be markup."""
+"""HTML by construction: all text that is not `Safe` is escaped, so that no name, log line or value can be markup."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ VOID = frozenset({"br", "hr", "img", "input", "link", "meta"})  #: elements with
 
 
 class Safe(str):
-    """Markup, made by `h`; or by hand, where all of it stands in our source."""
+    """Markup, made by `h`; or by hand, where all of it is in the source code."""
 
     __slots__ = ()
 
 
-#: What an element may hold: text is escaped, None is nothing.
+#: The content of an element: text is escaped, None is empty.
 Inside: TypeAlias = "str | int | float | Sequence[Inside] | None"
 
 
 def h(tag: str, *inside: Inside, **attributes: str | int | float | bool | None) -> Safe:
-    """An element. Attributes: ``class_`` is class and ``data_at`` data-at; True stands alone, None and False are left out."""
+    """An element. Attributes: ``class_`` is class, ``data_at`` is data-at; True gives a name without a value, None and False none."""
     written = "".join(_attribute(name, value) for name, value in attributes.items())
     return Safe(f"<{tag}{written}>" if tag in VOID else f"<{tag}{written}>{join(*inside)}</{tag}>")
 
 
 def join(*inside: Inside) -> Safe:
-    """Pieces one behind the other."""
+    """The pieces one after another."""
     return Safe("".join(_piece(piece) for piece in inside))
 
 

@@ -1,4 +1,4 @@
-"""The first page: who is on the GPUs, what runs, and what waits and why."""
+"""The first page: the jobs on each GPU, running jobs, and waiting jobs with the reason."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from .markup import Inside, Safe, h, join
 from .visit import Visit, at, page
 
 MOST_SHOWN_JOBS = 200  #: jobs of the queue
-NOTICED = 600.0  #: seconds for which it is said what happened to the daemon itself
+NOTICED = 600.0  #: seconds for which an event of the daemon itself is shown
 ORDER = ("running", "starting", "assigned", "profiling", "suspending", "pending", "submitted", "completed", "failed", "cancelled")
 
 
 @dataclass(frozen=True)
 class Filter:
-    """Which jobs are shown; what is empty lets all through."""
+    """Selects the jobs to show; an empty field selects all."""
 
     state: str = ""
     user: str = ""
     pool: str = ""
     label: str = ""  #: KEY, or KEY=VALUE
-    text: str = ""  #: in the name or the reason
+    text: str = ""  #: part of the name or the reason
 
     @classmethod
     def of(cls, visit: Visit) -> Filter:
@@ -103,7 +103,7 @@ def _gpus(seen: Look) -> Safe:
 def _gpu(gpu: Mapping[str, Any], seen: Look) -> Safe:
     on = seen.on_gpu.get(gpu["id"], [])
     sound = gpu["health"] == "ok" and gpu["node_state"] == "up"
-    measured = on or gpu["kind"] == "cuda"  # of a slot that is free, what was measured last is of a job that has gone
+    measured = on or gpu["kind"] == "cuda"  # the last sample of a free slot is of a job that has ended
     used = bar(gpu["utilisation"], f"{fmt.percent(gpu['utilisation'])} in use") if measured and gpu["utilisation"] is not None else None
     memory = None
     if measured and gpu["memory_used"] is not None:
@@ -137,7 +137,7 @@ def _warm(seen: Look) -> Safe | None:
 
 
 def done(row: Mapping[str, Any]) -> Safe | None:
-    """How far a job is."""
+    """The progress of a job."""
     if row["step"] is None:
         return None
     if row["kind"] == "infer":

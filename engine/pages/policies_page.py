@@ -1,4 +1,4 @@
-"""Policies: what is in force with which configuration, what they decided, and what tuning changed."""
+"""Policies: those in force with their configuration, their decisions, and the changes by tuning."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .components import Cell, empty, facts, grid, lasted, moment
 from .markup import Safe, h, join
 from .visit import Visit, at, page
 
-MOST_ROWS = 100  #: decisions, tunings, settings
+MOST_ROWS = 100  #: rows of each table
 
 
 async def policies(visit: Visit) -> Response:

@@ -1,4 +1,4 @@
-"""Visitors of the page: links that are used once, and the sessions of browsers that began with them."""
+"""Visitors of the page: links that work once, and the browser sessions begun with them."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from ..api.auth import Identity, digest
 from ..store.store import Store
 from ..store.stored_tokens import NewPageSession, begin_page_session, end_page_sessions
 
-LINK_SECONDS = 300.0  #: in which a link must be used
+LINK_SECONDS = 300.0  #: a link must be used within so many seconds
 SESSION_SECONDS = 7 * 86_400.0
-MOST_LINKS = 1000  #: that wait to be used; the oldest makes way
+MOST_LINKS = 1000  #: unused links; beyond that the oldest is dropped
 
 
 class PageSessions:
-    """Used from the event loop, but for `refresh`."""
+    """To be used from the event loop, except for `refresh`."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._links: dict[str, tuple[Identity, float]] = {}  #: by digest, with the monotonic time at which they end
-        self._known: dict[str, tuple[Identity, float]] = {}  #: the same, until s since the epoch
-        self.port: int | None = None  #: of the newest session: where open pages look for the daemon
+        self._links: dict[str, tuple[Identity, float]] = {}  #: by digest, with the monotonic time of their end
+        self._known: dict[str, tuple[Identity, float]] = {}  #: sessions by digest, with their end in s since the epoch
+        self.port: int | None = None  #: port of the newest session, where open pages expect the daemon
         self.refresh()
 
     def refresh(self) -> None:
-        """Read those in force: one has begun or ended, or a token was revoked."""
+        """Read the sessions in force, after one has begun or ended, or a token was revoked."""
         rows = self._store.rows("api/page_sessions")
         self._known = {row[0]: (Identity(*row[1:4]), row[5]) for row in rows}
         self.port = rows[0][4] if rows else None
 
     def link(self, who: Identity) -> str:
-        """A secret that begins one session of ``who``."""
+        """A secret with which one session of ``who`` can be begun."""
         now = time.monotonic()
         self._links = {key: kept for key, kept in self._links.items() if kept[1] > now}
         while len(self._links) >= MOST_LINKS:
@@ -42,7 +42,7 @@ class PageSessions:
         return secret
 
     def use(self, secret: str) -> Identity | None:
-        """Whose link it is, which is none from now on; None: it was used, is old, or never was one."""
+        """The identity of a link, which is then used up; None: it was used, is too old, or never existed."""
         who, until = self._links.pop(digest(secret), (None, 0.0))
         return who if time.monotonic() < until else None
 
@@ -57,7 +57,7 @@ class PageSessions:
         await asyncio.wrap_future(self._store.submit(end_page_sessions, (digest(cookie), who.user), urgent=True))
 
     def identify(self, cookie: str | None) -> Identity | None:
-        """Whose session it is, None: nobody's."""
+        """The identity of a session, None: there is no such session."""
         if not cookie:
             return None
         who, until = self._known.get(digest(cookie), (None, 0.0))

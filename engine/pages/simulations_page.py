@@ -1,4 +1,4 @@
-"""Simulations: the studies, and of each its figures and plots."""
+"""Simulations: the studies, and the figures and plots of each."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .components import Cell, empty, grid, moment
 from .markup import h
 from .visit import Visit, at, page
 
-MOST_STUDIES = 200  #: studies, and runs of one
-PIECES = 300  #: of a plot over time
-SHARES = [*(place / 20 for place in range(20)), 0.99, 1.0]  #: as `study_jcts` has them
-MOST_DRAWN_RUNS = 8  #: runs of a plot
+MOST_STUDIES = 200  #: studies, and runs of a study
+PIECES = 300  #: pieces of a plot over time
+SHARES = [*(place / 20 for place in range(20)), 0.99, 1.0]  #: the same as in `study_jcts`
+MOST_DRAWN_RUNS = 8  #: runs in a plot
 
 
 async def simulations(visit: Visit) -> Response:

@@ -1,4 +1,4 @@
-"""The page's application: who may come in, what every answer carries, and which page is where. docs/page.md tells people of it."""
+"""The page's application: the checks of every request, the headers of every answer, and the routes. See docs/page.md."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..services import Services
 
 log = logging.getLogger(__name__)
-#: Names of this host's loopback alone: a name of somebody else that leads here (DNS rebinding) is refused. An ssh tunnel has another port.
+#: Only names of this host's loopback: a foreign name that leads here (DNS rebinding) is refused. An ssh tunnel has another port.
 HOSTS = re.compile(r"(?:127\.0\.0\.1|localhost|\[::1\])(?::(\d{1,5}))?", re.ASCII)
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; form-action 'self';"
@@ -34,7 +34,7 @@ POLICY = (
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "same-origin",  # none at all would make the Origin of our own forms "null"
+    "Referrer-Policy": "same-origin",  # no-referrer would make the Origin of the page's own forms "null"
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
@@ -56,7 +56,7 @@ def site(daemon: Services) -> Starlette:
 
 
 def _guarded(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    """With the checks and the headers that hold for whatever is asked."""
+    """The route with the checks and headers that hold for every request."""
 
     async def serve(request: Request, _: Exception | None = None) -> Response:
         try:
@@ -72,7 +72,7 @@ def _guarded(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Requ
 
 
 class _Elsewhere(UsageError):
-    """It was asked for by a name that is not this host's own."""
+    """The request was made by a name that is not this host's own."""
 
 
 def _require_here(request: Request) -> None:
@@ -85,7 +85,7 @@ def _require_here(request: Request) -> None:
 
 
 def _cookie_name(request: Request) -> str:
-    """Cookies do not know ports: several daemons of a host are told apart by the name."""
+    """The cookie's name, which contains the port: browsers send cookies to all ports of a host, which may have several daemons."""
     found = HOSTS.fullmatch(request.headers.get("host", ""))
     return f"stoker-{(found[1] if found else None) or 80}"
 
@@ -121,7 +121,7 @@ def _serve(daemon: Services, role: str, function: PageOf) -> Callable[..., Await
 
 
 async def _peek(visit: Visit) -> dict[str, str]:
-    """The fields of the form, kept for whoever acts on them."""
+    """The fields of the form, kept for the page that acts on them."""
     visit.request.state.fields = fields = await visit.posted()
     return fields
 
@@ -140,7 +140,7 @@ def _stranger(request: Request, why: str, status: int) -> Response:
 
 
 async def _begin(daemon: Services, request: Request) -> Response:
-    """Exchange a link for a session. The page leads on by itself: a redirection from a link in a mail would not carry the cookie."""
+    """Exchange a link for a session. The answer is a page that leads on: after a redirection from a mail the cookie would not be sent."""
     who = daemon.page.sessions.use(request.query_params["token"])
     if who is None or daemon.page.port is None:
         return _stranger(request, "This link has been used, is older than five minutes, or is not of this daemon.", 403)

@@ -1,4 +1,4 @@
-"""SQL: a question in the address, which can be shared; its answer as a table, a plot and files; the schema beside it."""
+"""SQL: a query in the address, which can be shared; its answer as a table, a plot and files; the schema beside it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from .visit import Visit, at, page
 
 MOST_SHOWN = 500  #: rows of the table
 MOST_EXPORTED = 100_000  #: rows of a file at most
-MOST_DRAWN = 6  #: columns of a plot
+MOST_DRAWN = 6  #: columns in a plot
 FORMATS = {"csv": "text/csv", "json": "application/json", "parquet": "application/vnd.apache.parquet"}
-LONGEST_SHOWN_VALUE = 300  #: characters of a value that are shown
+LONGEST_SHOWN_VALUE = 300  #: characters shown of a value
 
 
 async def show(visit: Visit) -> Response:
@@ -96,7 +96,7 @@ def _short(text: str) -> Safe | str:
 
 
 def _plot(columns: list[str], rows: list[list[Any]]) -> dict[str, Any] | None:
-    """The first column along x, if it is a number or a time, and the other numbers above it."""
+    """A plot with the first column along x, if it is a number or a time, and the other numeric columns along y."""
     if len(rows) < 2:
         return None
     moments = [_moment(row[0]) for row in rows]
@@ -143,7 +143,7 @@ def _table(table: Mapping[str, Any]) -> Safe:
 
 @cache
 def _cookbook() -> list[tuple[str, str]]:
-    """Questions that are worth asking: what each is about, and its text."""
+    """Useful queries: the title and the text of each."""
     texts = [sql(f"cookbook/{name}") for name in names("cookbook")]
     return [(text.partition("\n")[0].removeprefix("--").strip(), text) for text in texts]
 

@@ -1,7 +1,7 @@
-"""One look at the database for all open pages, and a stream of what has changed to each of them.
+"""One look at the database for all open pages, and a stream of the changes to each of them.
 
-A look costs the same however many pages are open. It is taken once a second at most, and less often where it takes long: looking takes
-no more than `SHARE_OF_CORE` of a core. What has not changed is not sent; moments are told as moments, and the page counts.
+A look costs the same however many pages are open. It is taken once a second at most, and less often where it takes long: all looks
+together take no more than `SHARE_OF_CORE` of a core. Unchanged parts are not sent; times are sent as times, and the page counts.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import msgspec
 from ..api.thread_pools import Kind, Pools
 from ..errors import LimitExceeded, StokerError
 
-LOOK_INTERVAL = 1.0  #: seconds between looks at least
-SHARE_OF_CORE = 1 / 30  #: of a core that looking may take
-PAUSE_BETWEEN_PAGES = 0.005  #: seconds: a tick of a policy that runs meanwhile shares the interpreter with one page, not with all
+LOOK_INTERVAL = 1.0  #: least seconds between looks
+SHARE_OF_CORE = 1 / 30  #: share of a core that looks may take
+PAUSE_BETWEEN_PAGES = 0.005  #: seconds, so that a policy's tick at the same time waits for one page at most, not for all
 MOST_STREAMS = 100  #: streams at a time
-LONGEST_SILENCE = 15.0  #: seconds after which a word is sent that means nothing: who has gone is noticed by it
+LONGEST_SILENCE = 15.0  #: seconds after which an empty event is sent, by which a closed page is noticed
 
 log = logging.getLogger(__name__)
-Parts: TypeAlias = Mapping[str, str]  #: of a page, by the names that they have there
+Parts: TypeAlias = Mapping[str, str]  #: parts of a page by their names in it
 Render: TypeAlias = Callable[[Any], Parts]
 
 
@@ -42,16 +42,16 @@ class _Open:
     sent: dict[str, str] = field(default_factory=dict)
 
     def take(self) -> dict[str, str]:
-        """What has changed since the last time."""
+        """The parts that have changed since the last call."""
         changed = {name: part for name, part in self.newest.items() if self.sent.get(name) != part}
         self.sent |= changed
         return changed
 
 
 class PageStream:
-    """Used from the event loop."""
+    """To be used from the event loop."""
 
-    look: Callable[[], Awaitable[tuple[Any, float]]]  #: gives what all pages are made of, and the processor time that it took (s)
+    look: Callable[[], Awaitable[tuple[Any, float]]]  #: returns the data of all pages, and its processor time (s)
 
     def __init__(self, pools: Pools) -> None:
         self._pools = pools
@@ -61,7 +61,7 @@ class PageStream:
         self._over = False
 
     def open(self, key: Hashable, render: Render, allowed: Callable[[], bool]) -> AsyncIterator[bytes]:
-        """Events of a page, while it is ``allowed``; those of the same ``key`` are rendered once. LimitExceeded: too many are open."""
+        """Events of a page while it is ``allowed``; pages with the same ``key`` are rendered once. LimitExceeded: too many are open."""
         if len(self._pages) >= MOST_STREAMS:
             raise LimitExceeded(f"{MOST_STREAMS} pages are open already: close one, and load this one again")
         self._loop = asyncio.get_running_loop()
@@ -87,7 +87,7 @@ class PageStream:
             self._pages.discard(one)
 
     def end(self) -> None:
-        """The daemon stops: end all streams now. From any thread."""
+        """End all streams now, because the daemon stops. From any thread."""
         self._over = True
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended, and all streams with it
@@ -110,17 +110,17 @@ class PageStream:
                     await asyncio.sleep(PAUSE_BETWEEN_PAGES)
             except StokerError as error:  # the daemon is too busy at the moment
                 log.info("pages are not told anything new now: %s", error)
-            except Exception:  # pages that are open would wait for ever
+            except Exception:  # without this open pages would wait for ever
                 log.exception("pages are not told anything new now")
-            usual = min(took, before)  # one long look alone is the machine's: half a second of it would leave pages without news for 15 s
+            usual = min(took, before)  # one slow look is by chance, and should not delay the next one: half a second would cost 15 s
             await asyncio.sleep(max(LOOK_INTERVAL, usual / SHARE_OF_CORE) - (time.monotonic() - began))
 
 
 def _tell(look: Any, pages: list[_Open]) -> float:
-    """Give each page its parts; the processor time that it took (s)."""
+    """Give each page its parts; returns the processor time (s)."""
     began, made = time.thread_time(), dict[Hashable, Parts]()
     for one in pages:
         if one.key not in made:
             made[one.key] = {name: str(part) for name, part in one.render(look).items()}
-        one.newest = made[one.key]  # replaced as a whole: the loop reads it meanwhile
+        one.newest = made[one.key]  # replaced as a whole, as the event loop reads it at the same time
     return time.thread_time() - began

@@ -26,18 +26,18 @@ CSRF = "csrf"
 
 @dataclass(frozen=True, slots=True)
 class Visit(Call):
-    """A request with a session: what the endpoints of the API see, and what the pages need besides."""
+    """A request with a session: a `Call` as for the API's endpoints, with additions for the pages."""
 
     cookie: str = ""
 
     @property
     def csrf(self) -> str:
-        """What each form of this session carries, and nobody else can know."""
+        """The secret in each form of this session, which other sites cannot know."""
         return digest(f"{CSRF} {self.cookie}")
 
     @property
     def root(self) -> str:
-        """The way from here to the first page: all addresses are relative, so that the page can be answered below any path."""
+        """The relative path from here to the first page: all addresses are relative, so that the page works below any path."""
         return root_of(self.request.url.path)
 
     def may(self, role: str) -> bool:
@@ -66,7 +66,7 @@ PageOf: TypeAlias = Callable[[Visit], Awaitable[Any]]
 
 
 def at(path: str, role: str, function: PageOf, *methods: str) -> tuple[str, str, PageOf, list[str]]:
-    """A page, and who may see it."""
+    """The route of a page, and the role that may see it."""
     return path, role, function, list(methods) or ["GET"]
 
 
@@ -75,12 +75,12 @@ def root_of(path: str) -> str:
 
 
 def back(visit: Visit, to: str) -> Response:
-    """See another page; ``to`` as seen from the first one."""
+    """Redirect to another page; ``to`` is relative to the first one."""
     return RedirectResponse(visit.root + to, status_code=303)
 
 
 def page(visit: Visit, title: str, *body: Inside, stream: str = "", status: int = 200, scripts: bool = True) -> Response:
-    """A whole page; ``stream``: where its parts are told anew, as seen from the first page."""
+    """A whole page; ``stream``: address of its changes, relative to the first page."""
     here = visit.request.url.path.strip("/").split("/")[0]
     here = "" if here == "jobs" else here
     links = [
@@ -100,7 +100,7 @@ def page(visit: Visit, title: str, *body: Inside, stream: str = "", status: int 
 def document(
     root: str, title: str, top: Inside, body: Inside, *, stream: str = "", status: int = 200, scripts: bool = True, to: str = ""
 ) -> Response:
-    """What every page is, with a session or without; ``to``: where it leads at once."""
+    """The frame of every page, with a session or without; ``to``: the address to which it leads at once."""
     head = h(
         "head",
         h("meta", charset="utf-8"),

@@ -1,8 +1,8 @@
-"""The file `bank.npz` of each bank that has clusters: what workers read, written by the daemon alone.
+"""The file `bank.npz` of each bank that has clusters: workers read it, only the daemon writes it.
 
-Arrays: ``prompts`` (unicode, n), ``features`` (float32, n × d), ``medoid`` (int32, n: row of the prompt that represents it), ``ids`` and
-``tasks`` (n), ``vectors`` (float32: those of all tuned prompts, one after the other) and ``ends`` (int64, n: where those of each end),
-``llm`` (name@revision), ``tokenizer``, and ``stamp``, which tells one content from another. `Home.bank` says where it is.
+Arrays: ``prompts`` (unicode, n), ``features`` (float32, n × d), ``medoid`` (int32, n: row of its cluster's medoid), ``ids`` and
+``tasks`` (n), ``vectors`` (float32: those of all tuned prompts, one after another) and ``ends`` (int64, n: where those of each end),
+``llm`` (name@revision), ``tokenizer``, and ``stamp``, which differs for different contents. `Home.bank` is its path.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class BankFiles:
     def __init__(self, store: Store, home: Home) -> None:
         self._store = store
         self._home = home
-        self._writing = threading.Lock()  # one writer at a time, so that the later file has the later state
+        self._writing = threading.Lock()  # one writer at a time, so that the last file has the newest state
 
     def refresh(self) -> None:
         """Called after a change, and when the daemon starts: it may have been killed between a commit and the file."""
@@ -57,7 +57,7 @@ class BankFiles:
 
 
 def bank_arrays(store: Store, bank: BankKey) -> dict[str, Any]:
-    """Columns of a bank, in the order of its numbers; ``features`` are float32, n × d. Empty of a bank that is not there."""
+    """Columns of a bank, in the order of its numbers; ``features`` are float32, n × d. Empty if there is no such bank."""
     import numpy as np
 
     with store.read() as con:
@@ -66,7 +66,7 @@ def bank_arrays(store: Store, bank: BankKey) -> dict[str, Any]:
 
 
 def rows_of(ids: Sequence[int], medoids: Sequence[int]) -> NDArray[np.int32]:
-    """The row of each prompt's representative."""
+    """The row of each prompt's medoid."""
     import numpy as np
 
     place = {number: row for row, number in enumerate(ids)}

@@ -23,13 +23,13 @@ _LEAST_GAIN = 1e-9  #: relative to the sum of distances; smaller gains are round
 
 @dataclass(frozen=True, slots=True)
 class Clusters:
-    medoids: Ints  #: rows that represent a cluster, K
-    member: Ints  #: of each row, the row that represents it, n
-    distance: float  #: mean cosine distance of a row to its representative
+    medoids: Ints  #: rows of the K medoids
+    member: Ints  #: for each of the n rows, the row of its medoid
+    distance: float  #: mean cosine distance of a row to its medoid
 
     @property
     def scores(self) -> float:
-        """Scores of a lookup, in the mean over rows as targets: K, and the size of the cluster that is chosen (4.4.3.2)."""
+        """Scores computed in a lookup, averaged over all rows as targets: K, and the size of the chosen cluster (4.4.3.2)."""
         import numpy as np
 
         _, sizes = np.unique(self.member, return_counts=True)
@@ -37,7 +37,7 @@ class Clusters:
 
 
 def cosine_distances(features: Floats) -> NDArray[np.float32]:
-    """Distance of each row to each, n × n, of features n × d, none of which is zero."""
+    """Distances between all rows, n × n, for features n × d, none of which is zero."""
     import numpy as np
 
     unit = features / np.linalg.norm(features, axis=1, keepdims=True)
@@ -48,7 +48,7 @@ def cosine_distances(features: Floats) -> NDArray[np.float32]:
 
 
 def count_for(prompts: int) -> int:
-    """Clusters of a bank of so many prompts: √C, which makes K + C/K smallest (4.4.3.2), and at most `MOST_CLUSTERS`."""
+    """Number of clusters for C prompts: √C, which makes K + C/K smallest (4.4.3.2), but at most `MOST_CLUSTERS`."""
     return max(1, min(MOST_CLUSTERS, round(math.sqrt(prompts))))
 
 
@@ -64,7 +64,7 @@ def k_medoids(distances: Floats, k: int, *, seed: int = 0, rounds: int = 100) ->
         raise ValueError(f"{k} clusters of {n} rows")
     random = np.random.default_rng(seed)
     chosen = _Chosen(distances, random.permutation(n)[:k])
-    last = -1  # the candidate after which nothing has changed
+    last = -1  # the last candidate that was swapped in
     for _ in range(rounds if k < n else 0):
         for candidate in range(n):
             if candidate == last:
@@ -75,7 +75,7 @@ def k_medoids(distances: Floats, k: int, *, seed: int = 0, rounds: int = 100) ->
 
 
 class _Chosen:
-    """The medoids so far, with each row's nearest and second nearest of them."""
+    """The present medoids, with the nearest and second nearest of each row."""
 
     def __init__(self, distances: Floats, medoids: Ints) -> None:
         self.distances = distances
@@ -92,11 +92,11 @@ class _Chosen:
         to[rows, self.near] = np.inf
         self.second = to.min(axis=1)  # infinite with one medoid
         second = np.where(np.isfinite(self.second), self.second, 0.0)
-        #: by how much the sum grows when a medoid goes and its rows take their second nearest
+        #: how much the sum grows when a medoid is removed and its rows go to their second nearest
         self.removal = np.bincount(self.near, weights=second - self.first, minlength=len(self.medoids))
 
     def improve(self, candidate: int) -> bool:
-        """Put the candidate in place of the medoid where this lowers the sum most. False: it lowers it nowhere."""
+        """Replace the medoid for which this lowers the sum most by the candidate. False: it lowers it for none."""
         import numpy as np
 
         if candidate in self.medoids:
@@ -122,5 +122,5 @@ class _Chosen:
 
         order = np.sort(self.medoids)
         member = order[self.distances[:, order].argmin(axis=1)]
-        member[order] = order  # a representative represents itself, also where an equal prompt is one too
+        member[order] = order  # a medoid belongs to itself, even if an equal prompt is a medoid too
         return Clusters(order, member, float(self.first.mean()))

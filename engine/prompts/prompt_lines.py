@@ -1,4 +1,4 @@
-"""Prompts as people write them down, a line of JSON each, and which of many a bank takes."""
+"""Prompts in a file, one line of JSON each, and the choice of those that a bank takes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PromptText(NamedTuple):
 
 
 def spread(prompts: Iterable[PromptText], most: int) -> list[PromptText]:
-    """At most so many, of each task in turn: a task with hundreds of templates does not crowd out the others."""
+    """At most ``most`` prompts, from each task in turn: a task with hundreds of templates does not crowd out the others."""
     by_task: dict[tuple[str, str | None], list[PromptText]] = {}
     for prompt in prompts:
         by_task.setdefault((prompt.source, prompt.task), []).append(prompt)
@@ -30,7 +30,7 @@ def spread(prompts: Iterable[PromptText], most: int) -> list[PromptText]:
 def from_file(path: Path) -> list[PromptText]:
     """Prompts of a JSON-lines file: ``{"text": …, "task": …, "source": …}`` a line; only text is required. Errors name the line."""
     try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")  # a text may hold what else ends a line
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # a text may contain other line separators
     except FileNotFoundError:
         raise NotFound(f"{path}: no such file") from None
     except UnicodeDecodeError:

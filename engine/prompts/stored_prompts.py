@@ -1,6 +1,6 @@
-"""The prompt bank as rows (`prompts`): insertion and replacement (002 ch. 4.4.3.3), and clusters as they were found.
+"""The prompt bank as rows of `prompts`: insertion and replacement (002 ch. 4.4.3.3), and storage of clusters.
 
-A bank is what has one LLM, revision and tokenizer; nothing of two banks is ever compared.
+A bank holds the prompts of one LLM, revision and tokenizer; prompts of two banks are never compared.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import msgspec
 from ..errors import Conflict, StokerError, UsageError
 from ..store.transaction import Transaction
 
-CAPACITY = 3000  #: prompts of a bank (4.4.3.3)
+CAPACITY = 3000  #: most prompts of a bank (4.4.3.3)
 LONGEST_TEXT = 2000  #: characters of a prompt
 MOST_FEATURES = 65_536
-MOST_TOKENS = 128  #: of a tuned prompt
+MOST_TOKENS = 128  #: tokens of a tuned prompt
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -38,7 +38,7 @@ class BankKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return f"{self.llm}@{self.revision} ({self.tokenizer})"
 
     def require_names(self) -> None:
-        """UsageError of what could not name a directory."""
+        """Raise UsageError for a field that could not name a directory."""
         for field, word in zip(("llm", "revision", "tokenizer"), self.key, strict=True):
             if not _NAME.fullmatch(word):
                 raise UsageError(f"{field}: {word[:100]!r} is no name: 1 to 100 letters, digits, '.', '_' and '-'")
@@ -49,7 +49,7 @@ class NewPrompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     features: list[float]
     source: str
     task: str | None = None
-    vectors: list[float] = []  #: of a tuned prompt, one token after the other, each as long as the features; none: it is its text
+    vectors: list[float] = []  #: of a tuned prompt, token after token, each as long as the features; empty: the prompt is its text
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +61,14 @@ class NewPrompts:
 
 @dataclass(frozen=True, slots=True)
 class NewClusters:
-    """Each prompt with its representative; prompts that came meanwhile go to the nearest one."""
+    """Each prompt with its medoid; prompts that were added meanwhile go to the nearest one."""
 
     bank: BankKey
     medoids: Mapping[int, int]
 
 
 def require_prompts(prompts: Sequence[NewPrompt]) -> None:
-    """UsageError names the first prompt that cannot be stored."""
+    """Raise UsageError for the first prompt that cannot be stored."""
     length = len(prompts[0].features) if prompts else 0
     for number, prompt in enumerate(prompts):
         where = f"prompts[{number}]"
@@ -83,13 +83,13 @@ def require_prompts(prompts: Sequence[NewPrompt]) -> None:
         tokens, rest = divmod(len(prompt.vectors), length)
         if rest or tokens > MOST_TOKENS or not all(map(math.isfinite, prompt.vectors)):
             raise UsageError(f"{where}.vectors: must be at most {MOST_TOKENS} times {length} finite numbers, not {len(prompt.vectors)}")
-        norm = sum(value * value for value in prompt.features)  # its cosine must be a number, also in 32 bits
+        norm = sum(value * value for value in prompt.features)  # its cosine must be finite in 32 bits too
         if not 1e-30 < norm < 1e30:
             raise UsageError(f"{where}.features: have no direction that could be compared (length {math.sqrt(norm):g})")
 
 
 def add_prompts(tx: Transaction, batch: Sequence[NewPrompts]) -> Sequence[dict[str, Any] | StokerError]:
-    """Store prompts; answers with how many were added and known, and which were replaced."""
+    """Store prompts; returns how many were added and known, and the numbers of the replaced ones."""
     return [_add(tx, new) for new in batch]
 
 
@@ -130,9 +130,9 @@ def _insert(tx: Transaction, new: NewPrompts, prompt: NewPrompt, medoid: int | N
 
 
 def _replace(tx: Transaction, medoid: int | None) -> list[int]:
-    """Remove the prompt of this cluster that is nearest to its representative.
+    """Remove the prompt of this cluster that is nearest to its medoid.
 
-    As printed that is the representative itself, at distance 0; it stays, or the cluster would have none. The new prompt may be the one.
+    By the paper's text that is the medoid itself, at distance 0; but it stays, as the cluster needs one. The new prompt may be removed.
     """
     victims = [number for (number,) in tx.execute("bank_replaced", medoid)]
     tx.delete("prompts", "id", victims)
@@ -140,7 +140,7 @@ def _replace(tx: Transaction, medoid: int | None) -> list[int]:
 
 
 def set_clusters(tx: Transaction, batch: Sequence[NewClusters]) -> Sequence[dict[str, int] | StokerError]:
-    """Give prompts their representatives; answers with how many clusters and prompts there are."""
+    """Give prompts their medoids; returns the numbers of clusters and prompts."""
     return [_set_clusters(tx, new) for new in batch]
 
 

@@ -1,8 +1,8 @@
-"""Reports: figures and one self-contained page about jobs, from SQL that anybody could ask.
+"""Reports: figures and one self-contained page about jobs, from SQL queries that any user could run.
 
-The query function runs a query of sql/report/ and answers with a `Table`; the command line gives one over `POST /v1/report`.
-Times are seconds since the epoch. ``since`` leaves out jobs that ended before it, ``jobs`` all but those named;
-utilisation is of the GPUs, whoever used them.
+The query function runs a query of sql/report/ and returns a `Table`; the command line passes one that uses `POST /v1/report`.
+Times are seconds since the epoch. ``since`` leaves out jobs that ended before it, ``jobs`` all but the named ones;
+utilisation is that of the GPUs by all jobs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Query", "Report", "Table", "read_report", "write_report"]
 
 
 def read_report(query: Query, *, since: float | None = None, jobs: Sequence[int] | None = None, now: float | None = None) -> Report:
-    """All that a report shows; its ``summary`` has the numbers as plain values, None where there is nothing to take a mean of."""
+    """The data of a report; its ``summary`` has the numbers as plain values, None for a mean of no values."""
     return collect(query, Scope.of(since, jobs, now))
 
 

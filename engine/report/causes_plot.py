@@ -1,4 +1,4 @@
-"""The causal graph of a pool that is tuned, in its three layers: keys and workload, what explains, the objective (002 fig. 6.6)."""
+"""The causal graph of a tuned pool in three layers: keys and workload, explaining metrics, the objective (002 fig. 6.6)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from .style import BLUE, FONT, GREEN, GREY, ORANGE, figure, label
 
-_HEIGHT = 0.32  #: inches a node of the fullest layer
+_HEIGHT = 0.32  #: inches for each node of the fullest layer
 BETWEEN = ("queueing", "utilisation", "preemptions", "fragmentation")  #: metrics of `policies.autosched.search`
 _COLOURS = (BLUE, ORANGE, GREEN)
 
@@ -19,7 +19,7 @@ Edge = Mapping[str, Any]
 
 
 def draw(edges: Sequence[Edge]) -> Figure | None:
-    """A panel a model; None: there is none."""
+    """A panel for each model; None: there is none."""
     models: dict[tuple[str, str, str], list[Edge]] = {}
     for edge in edges:
         models.setdefault((edge["pool"], edge["policy"], edge["objective"]), []).append(edge)
@@ -36,7 +36,7 @@ def draw(edges: Sequence[Edge]) -> Figure | None:
 
 
 def layers_of(edges: Sequence[Edge], objective: str) -> tuple[list[str], list[str], list[str]]:
-    """Keys and workload, what explains, whether or not a cause of it was found, and the objective; each in alphabetical order."""
+    """Keys and workload; explaining metrics, with or without a known cause; the objective. Each in alphabetical order."""
     names = {name for edge in edges for name in (edge["cause"], edge["effect"])}
     between = names & {*BETWEEN}
     return sorted(names - between - {objective}), sorted(between), [objective]

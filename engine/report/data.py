@@ -17,16 +17,16 @@ MOST_JOBS = 500  #: rows of the table of jobs
 MOST_BARS = 20_000  #: bars of the Gantt chart
 MOST_POINTS = 2_000  #: points of a distribution, steps of a time line
 MOST_CURVES = 12  #: loss curves that one figure can hold
-CURVE_POINTS = 300  #: of each attempt
-PIPELINE_POINTS = 2_000  #: steps of a tuner
-ONE_BY_ONE = 30  #: up to so many jobs, waiting is shown job by job
-SLICES = 120  #: of the time, for utilisation
+CURVE_POINTS = 300  #: points of each attempt
+PIPELINE_POINTS = 2_000  #: shown steps of a tuner
+ONE_BY_ONE = 30  #: waiting is shown for each job if there are no more jobs than this
+SLICES = 120  #: slices of time, for utilisation
 SHORTEST_SLICE = 10.0  #: seconds; shorter ones would fall between two samples of a GPU
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The answer to a query: `POST /v1/report` gives the same three things."""
+    """The answer to a query, as from `POST /v1/report`."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
@@ -44,12 +44,12 @@ class Table:
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
 
-Query = Callable[[str, Mapping[str, object]], Table]  #: a name, and values of which the query takes those that it needs
+Query = Callable[[str, Mapping[str, object]], Table]  #: from a query's name and values, of which the query takes those that it needs
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Which jobs a report is about: those that had not ended before ``since``, of ``jobs`` when these are named."""
+    """The jobs of a report: those that had not ended before ``since``, only from ``jobs`` if given."""
 
     since: float
     jobs: list[int] | None
@@ -76,20 +76,20 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """A quantity that changes at moments and keeps its value in between."""
+    """A quantity that changes in steps and is constant in between."""
 
     moment: Floats
     value: Floats
 
     @classmethod
     def of(cls, moment: Floats, change: Floats, begin: float, end: float) -> Steps:
-        """Add up changes, from zero; the line begins and ends with the time shown."""
+        """Add up changes from zero; the line begins and ends with the shown time."""
         value = np.cumsum(change)
         last = value[-1] if len(value) else 0.0
         return cls(np.concatenate(([begin], moment, [end])), np.concatenate(([0.0], value, [last])))
 
     def means(self, edges: Floats) -> Floats:
-        """Average between neighbouring edges, exact for a step function."""
+        """Averages between neighbouring edges, exact for a step function."""
         area = np.concatenate(([0.0], np.cumsum(np.diff(self.moment) * self.value[:-1])))
         at_edges = np.interp(edges, self.moment, area)
         means: Floats = np.diff(at_edges) / np.diff(edges)
@@ -98,7 +98,7 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that is drawn and written, in plain values."""
+    """All data that is drawn and written, in plain values."""
 
     begin: float
     end: float
@@ -109,24 +109,24 @@ class Report:
     bars: list[dict[str, Any]]
     jct: Table  #: jct, share
     waits: list[dict[str, Any]]
-    edges: Floats  #: of the slices of time
-    leased: Floats  #: share of the GPUs, by slice
-    measured: Floats  #: the same, NaN where nothing was sampled
+    edges: Floats  #: edges of the slices of time
+    leased: Floats  #: share of the GPUs under lease, by slice
+    measured: Floats  #: measured share, by slice; NaN without samples
     queue: dict[str, Steps]  #: blocked, waiting, running
     curves: list[dict[str, Any]]
-    pipeline: list[dict[str, Any]]  #: steps of the tuner that told last
+    pipeline: list[dict[str, Any]]  #: steps of the tuner that reported last
     causes: list[dict[str, Any]]  #: edges of the causal models of pools
     truncated: bool
 
     @property
     def device(self) -> str:
-        """What computes, in the singular: a figure must not call a CPU slot a GPU."""
+        """The word for the computing device, in the singular: a figure must not call a CPU slot a GPU."""
         kinds = {gpu["kind"] for gpu in self.gpus}
         return "CPU slot" if kinds == {"cpu"} else "GPU" if "cpu" not in kinds else "GPU or CPU slot"
 
 
 def _extent(reader: Reader) -> tuple[int, float, float]:
-    """Number of jobs, begin and end of the time that they span; the last hour when there are none."""
+    """Number of jobs, and the begin and end of their time; without jobs the last hour."""
     row = reader.read("extent").records()[0]
     now, since = reader.scope.now, reader.scope.since
     if not row["jobs"]:
@@ -181,13 +181,13 @@ def _queue(reader: Reader, begin: float, end: float) -> dict[str, Steps]:
 
 
 def _weighted(values: Floats, edges: Floats) -> float | None:
-    """Average over time of what is known."""
+    """Average over time of the known values."""
     known: NDArray[np.bool_] = ~np.isnan(values)
     return float(np.average(values[known], weights=np.diff(edges)[known])) if known.any() else None
 
 
 def _headline(row: dict[str, Any]) -> dict[str, Any]:
-    """The one row of summary.sql as it is handed out."""
+    """The row of summary.sql in the form of the report."""
 
     def group(prefix: str, *names: str) -> dict[str, Any]:
         return {name: row[f"{prefix}_{name}"] for name in names}
@@ -209,7 +209,7 @@ def _headline(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def collect(query: Query, scope: Scope) -> Report:
-    """Read all that a report shows."""
+    """Read the data of a report."""
     reader = Reader(query, scope)
     count, begin, end = _extent(reader)
     times = {"start": begin, "end": end}

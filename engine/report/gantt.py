@@ -15,11 +15,11 @@ from .data import Report
 from .style import FONT, GREY, INK, PALETTE, WIDTH, days, figure, finish, ink_on, label, time_axis
 
 FAILURES = frozenset({"failed", "oom", "hang", "timeout", "lost", "start-failed", "unkillable"})
-_HALF = 0.40  #: of a row
+_HALF = 0.40  #: half the height of a bar, in rows
 _MOST_LABELS, _MOST_EDGES, _MOST_ROWS, _MANY_FAILURES = 400, 600, 40, 60
-_LEAST_OF_A_NAME = 6  #: characters; of less one guesses
-_MARGIN = 0.85  #: share of the figure's width that the axes take, about
-_CHARACTER = 0.62  #: width of a character in units of its size, about
+_LEAST_OF_A_NAME = 6  #: characters; a shorter beginning of a name would be unclear
+_MARGIN = 0.85  #: approximate share of the axes in the figure's width
+_CHARACTER = 0.62  #: approximate width of a character, relative to the font size
 
 Bar = Mapping[str, Any]
 
@@ -48,7 +48,7 @@ def draw(report: Report) -> Figure | None:
 
 
 def _colours(bars: Sequence[Bar]) -> dict[int, str]:
-    """Colour of each job, in the order in which they first ran; jobs outside the report are grey."""
+    """Colour of each job, in the order of their first runs; jobs outside the report are grey."""
     jobs = dict.fromkeys(bar["job_id"] for bar in bars if bar["chosen"])
     return {job: PALETTE[place % len(PALETTE)] for place, job in enumerate(jobs)}
 
@@ -64,7 +64,7 @@ def _add(axes: Axes, bars: Sequence[Bar], rows: Mapping[str, int], colours: Mapp
             corners,
             facecolors=[colours.get(bar["job_id"], GREY) for bar in bars],
             edgecolors="white",
-            linewidths=0.8 if len(bars) <= _MOST_EDGES else 0.0,  # on thin bars nothing but the edge would be left
+            linewidths=0.8 if len(bars) <= _MOST_EDGES else 0.0,  # of a thin bar only the edge would be visible
             hatch=hatch,
             zorder=2,
         )
@@ -89,7 +89,7 @@ def _label(axes: Axes, report: Report, bars: Sequence[Bar], rows: Mapping[str, i
 
 
 def _fitting(name: str, number: str, room: int) -> str | None:
-    """Name and number of a job in so many characters: a name that is too long is cut if enough of it is left."""
+    """Name and number of a job in ``room`` characters: too long a name is cut if enough of it is left."""
     if len(name) + 1 + len(number) > room >= _LEAST_OF_A_NAME + 2 + len(number):
         name = name[: room - 2 - len(number)] + "…"
     return next((text for text in (f"{name} {number}", name, number) if len(text) <= room), None)

@@ -1,4 +1,4 @@
-"""Reports as pages that need nothing else: images and style are inside them. They are made of the live page's components."""
+"""Reports as self-contained pages with images and style, made from the live page's components."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def document(title: str, span: str, *body: Inside) -> str:
 
 
 def figure(heading: str, caption: str, image: bytes | None, nothing: str) -> Safe:
-    """A PNG under its heading, or a sentence why there is none."""
+    """A PNG under its heading, or a sentence saying why there is none."""
     if image is None:
         return join(h("h2", heading), h("p", nothing))
     data = base64.b64encode(image).decode()

@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs nothing else: images and style are inside it."""
+"""The report as one self-contained HTML page with images and style."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _figure(report: Report, name: str, image: bytes | None) -> Safe | None:
 
 
 def _caption(report: Report, name: str) -> str:
-    """Captions that depend on what there is."""
+    """The captions that depend on the report."""
     if name == "waiting":
         few = report.summary["jobs"]["total"] <= ONE_BY_ONE
         return (
@@ -95,7 +95,7 @@ def _caption(report: Report, name: str) -> str:
 
 
 def _deadline(job: Mapping[str, Any], now: float) -> tuple[str, str]:
-    """Verdict on the last deadline and its class of style."""
+    """The verdict on the last deadline, and its style class."""
     if job["deadline"] is None or job["outcome"] == "cancelled":
         return fmt.MISSING, ""
     if job["state"] == "completed" and job["finished"] <= job["deadline"]:

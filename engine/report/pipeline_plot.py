@@ -1,4 +1,4 @@
-"""A data pipeline over time: what it delivered, how its stages were sized, its memory and the reward; and when the tuner did something."""
+"""A data pipeline over time: its throughput, the sizes of its stages, its memory, the reward, and the tuner's actions."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .style import BLUE, DPI, GREEN, GREY, INK, ORANGE, PALETTE, VERMILION, all_
 
 _GIB = 1 << 30
 _MIB = 1 << 20
-_FAR = 4.0  #: a memory limit of so many times what is used is told, not drawn
-Step = Mapping[str, Any]  #: of the history that `GET /v1/jobs/REF/pipeline` and sql/report/pipeline.sql give
+_FAR = 4.0  #: a memory limit of so many times the used memory is not drawn, but mentioned
+Step = Mapping[str, Any]  #: a step of the history from `GET /v1/jobs/REF/pipeline` and sql/report/pipeline.sql
 
 
 def draw(steps: Sequence[Step]) -> Figure | None:
-    """Four panels on one time axis; None without a step. Where an attempt ends the lines are broken."""
+    """Four panels on one time axis; None without a step. The lines are broken between attempts."""
     if not steps:
         return None
     at = all_days(_column(steps, "ts"))
@@ -39,7 +39,7 @@ def draw(steps: Sequence[Step]) -> Figure | None:
 
 
 def write(steps: Sequence[Step], path: Path) -> None:
-    """Write the figure as PNG; OSError when that cannot be."""
+    """Write the figure as PNG; OSError if that fails."""
     made = draw(steps)
     assert made is not None
     made.savefig(path, format="png", dpi=DPI, metadata={"Software": "stoker"})
@@ -50,23 +50,23 @@ def _column(steps: Sequence[Step], name: str) -> Floats:
 
 
 def _breaks(steps: Sequence[Step]) -> list[int]:
-    """Places before which another attempt has begun."""
+    """Indexes of steps that are the first of another attempt."""
     return [place for place in range(1, len(steps)) if steps[place]["lease_id"] != steps[place - 1]["lease_id"]]
 
 
 def _set(axes: Axes, at: Floats, value: Floats, breaks: list[int], **style: Any) -> None:
-    """What a step sets holds until the next one, but not from one attempt to another."""
+    """Draw a value that a step sets: it holds until the next step, but not across attempts."""
     ends = at[[place - 1 for place in breaks]]
     axes.step(np.insert(at, breaks, ends), np.insert(value, breaks, math.nan), where="post", marker=_marker(at), **style)
 
 
 def _measured(axes: Axes, at: Floats, value: Floats, breaks: list[int], **style: Any) -> None:
-    """What a step tells was measured since the one before it."""
+    """Draw a value that was measured since the step before."""
     axes.step(np.insert(at, breaks, at[breaks]), np.insert(value, breaks, math.nan), where="pre", marker=_marker(at), **style)
 
 
 def _marker(at: Floats) -> str | None:
-    """One step alone makes no line."""
+    """A marker for a single step, which makes no line."""
     return "." if len(at) < 2 else None
 
 
@@ -84,7 +84,7 @@ def _stages(axes: Axes, steps: Sequence[Step], at: Floats, breaks: list[int]) ->
     for place, name in enumerate(names):
         workers = [next((s["workers"] for s in step["stages"] if s["stage"] == name), None) for step in steps]
         values = np.array([math.nan if w is None else float(w) for w in workers])
-        wide = 1.4 + 0.9 * (len(names) - 1 - place)  # lines on one another are all seen
+        wide = 1.4 + 0.9 * (len(names) - 1 - place)  # lines on top of each other stay visible
         _set(axes, at, values, breaks, color=PALETTE[place % len(PALETTE)], linewidth=wide, label=label(name))
     _set(axes, at, _column(steps, "cpus"), breaks, color=GREY, linestyle="--", linewidth=1.2, label="cores")
     axes.set_ylim(bottom=0)
@@ -94,7 +94,7 @@ def _stages(axes: Axes, steps: Sequence[Step], at: Floats, breaks: list[int]) ->
 
 
 def _has_workers(stage: Mapping[str, Any]) -> bool:
-    """A stage that is sized by its memory alone has no workers worth a line."""
+    """Whether to draw a stage's workers: not if it is sized only by its memory."""
     return bool(stage["unit"] != "MiB")
 
 
@@ -103,7 +103,7 @@ def _memory(axes: Axes, steps: Sequence[Step], at: Floats, breaks: list[int]) ->
     buffers = np.array(
         [sum(s["value"] or 0 for s in step["stages"] if s["unit"] == "MiB") * _MIB / _GIB for step in steps], dtype=np.float64
     )
-    near = total.max() < _FAR * used.max()  # a limit that is far away would press the line that matters to the floor
+    near = total.max() < _FAR * used.max()  # a far limit would press the used memory to the bottom
     if near:
         _set(axes, at, total, breaks, color=INK, linestyle=":", linewidth=1.2, label="may be used")
     _measured(axes, at, used, breaks, color=ORANGE, linewidth=1.6, label="in use" if near else f"in use, of {total.max():.3g}")
@@ -121,7 +121,7 @@ def _reward(axes: Axes, steps: Sequence[Step], at: Floats, breaks: list[int]) ->
 
 
 def _marks(axes: Axes, steps: Sequence[Step], at: Floats, what: str, **style: Any) -> None:
-    """The moments at which something happened, along the bottom of the panel."""
+    """Marks along the bottom of the panel at the times of events."""
     moments = at[[bool(step[what]) for step in steps]]
     if len(moments):
         axes.plot(

@@ -1,4 +1,4 @@
-"""The figures of a report. Each is a function of the report that gives a figure, or None when there is nothing to draw."""
+"""The figures of a report. Each function takes the report and returns a figure, or None without data."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _wait_bars(report: Report, one_by_one: bool) -> dict[str, dict[str, float]]:
 
 
 def utilisation(report: Report) -> Figure | None:
-    """Share of the GPUs under lease, and what they were measured to compute."""
+    """Share of the GPUs under lease, and their measured utilisation."""
     if not report.gpus:
         return None
     made = figure(2.8)
@@ -172,7 +172,7 @@ def queue(report: Report) -> Figure | None:
 
 
 def loss(report: Report) -> Figure | None:
-    """Loss by step, a panel for each job, a line for each attempt."""
+    """Loss by step: a panel for each job, a line for each attempt."""
     jobs: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for row in report.curves:
         jobs[row["job_id"]].append(row)
@@ -195,7 +195,7 @@ def loss(report: Report) -> Figure | None:
 
 
 def _loss_panel(axes: Axes, points: list[dict[str, Any]]) -> dict[str, Any]:
-    """Draw one job; answer with the markers that a legend must explain."""
+    """Draw one job; returns the markers that the legend must explain."""
     attempts: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for point in points:
         attempts[point["attempt"]].append(point)

@@ -1,4 +1,4 @@
-"""The report of a simulation study as one HTML page that needs nothing else."""
+"""The report of a simulation study as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ SECTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """What the page says besides its figures."""
+    """The texts of the page beside its figures."""
 
     title: str
     lead: str
-    about: Sequence[str]  #: sentences: what was simulated
-    wrong: Sequence[str]  #: sentences: what failed
-    header: Sequence[str]  #: of the table of figures
+    about: Sequence[str]  #: sentences about the simulated workload
+    wrong: Sequence[str]  #: sentences about failures
+    header: Sequence[str]  #: header of the table of figures
     rows: Sequence[Sequence[str]]
 
 

@@ -1,4 +1,4 @@
-"""The figures of a simulation study: one curve a policy, in simulated time."""
+"""The figures of a simulation study: one curve for each policy, in simulated time."""
 
 from __future__ import annotations
 
@@ -11,26 +11,16 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from ...policies.contract import Floats, Ints
+from ...policies.contract import Floats
+from ..sim.results.result import Bars
 from .data import MOST_BARS, MOST_POINTS, Steps
 from .style import FONT, INK, PALETTE, durations, figure, finish, label, legend_above, log_durations
 
 MOST_CHARTS = 6  #: policies that have a Gantt chart
 MOST_GPUS = 64  #: rows of a Gantt chart
-_SLICES = 400  #: of the time, for what changes over it
+_SLICES = 400  #: slices of time, for quantities over time
 _SHORTEST = 1.0  #: s; the left edge of a logarithmic axis of times
 _STYLES = ("-", "--", ":", "-.")
-
-
-@dataclass(frozen=True, slots=True)
-class Stays:
-    """Which job held which GPUs when: from ``gpu`` on, ``gpus`` of them."""
-
-    job: Ints
-    begins: Floats
-    ends: Floats
-    gpu: Ints
-    gpus: Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +29,17 @@ class Curve:
 
     label: str
     gpus: int
-    jct: Floats  #: of finished jobs
+    jct: Floats  #: job completion times of finished jobs
     wait: Floats
-    moments: Floats  #: at which the two that follow changed
+    moments: Floats  #: times at which the next two changed
     busy: Floats
     waiting: Floats
-    stays: Stays
+    stays: Bars
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One figure of merit, a bar for each policy; ``spread`` is None where there is a single seed."""
+    """One figure of merit, a bar for each policy; ``spread`` is None with a single seed."""
 
     title: str
     values: Sequence[float | None]
@@ -69,7 +59,7 @@ class Comparison:
 
 
 def _look(place: int) -> tuple[str, str]:
-    """Colour and style of line of a policy; beyond the palette the style tells them apart."""
+    """Colour and line style of a policy; when colours repeat the style differs."""
     return PALETTE[place % len(PALETTE)], _STYLES[place // len(PALETTE) % len(_STYLES)]
 
 
@@ -107,7 +97,7 @@ def _distribution(study: Comparison, columns: Sequence[Floats], of_what: str) ->
 
 
 def utilisation(study: Comparison) -> Figure | None:
-    """Share of the GPUs that is held, over time."""
+    """Share of the GPUs that are held, over time."""
     made = _over_time(study, [curve.busy / curve.gpus for curve in study.curves], "of the GPUs")
     made.axes[0].set_ylim(0, 1.05)
     made.axes[0].yaxis.set_major_formatter(PercentFormatter(1.0))
@@ -122,7 +112,7 @@ def queue(study: Comparison) -> Figure | None:
 
 
 def _over_time(study: Comparison, columns: Sequence[Floats], of_what: str) -> Figure:
-    """Averages over slices of time, exact for what changes in steps."""
+    """Averages over slices of time, exact for values that change in steps."""
     edges = np.linspace(study.begin, study.end, _SLICES + 1)
     made = figure(3.0)
     axes = made.subplots()
@@ -140,7 +130,7 @@ def _over_time(study: Comparison, columns: Sequence[Floats], of_what: str) -> Fi
 
 
 def gantt(study: Comparison) -> Figure | None:
-    """Who held which GPU when, a chart for each policy."""
+    """Jobs on each GPU over time, a chart for each policy."""
     curves = [curve for curve in study.curves if len(curve.stays.job)][:MOST_CHARTS]
     if not curves:
         return None
@@ -164,8 +154,8 @@ def _simulated_time(axes: Axes, study: Comparison) -> None:
     axes.set_xlabel(f"simulated time ({durations(axes, length)})")
 
 
-def _bars(axes: Axes, stays: Stays, rows: int, begin: float) -> None:
-    """One collection for all bars: thousands of patches would take minutes. Of too many the longest are drawn."""
+def _bars(axes: Axes, stays: Bars, rows: int, begin: float) -> None:
+    """One collection for all bars, as thousands of patches would take minutes. If there are too many, only the longest are drawn."""
     chosen = np.flatnonzero((stays.gpu < rows) & (stays.ends > stays.begins))
     if len(chosen) > MOST_BARS:
         lengths = (stays.ends - stays.begins)[chosen]

@@ -1,4 +1,4 @@
-"""How our figures look: size, colours that colour-blind readers can tell apart, local time, units, safe labels."""
+"""The style of Stoker's figures: size, colours that colour-blind readers can distinguish, local time, units, safe labels."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ T = TypeVar("T")
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C6BB1", "#F0E442")
 BLUE, ORANGE, GREEN, VERMILION, GREY, INK = PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[5], "#BBBBBB", "#222222"
 WIDTH = 9.0  #: inches
-DPI = 160  #: of a PNG
+DPI = 160  #: resolution of a PNG
 FONT = 9.0  #: points
 _DAY = 86_400.0
 _SECOND, _MINUTE, _HOUR = (1.0, "s"), (60.0, "min"), (3600.0, "h")
 _UNITS = ((2 * _DAY, (_DAY, "d")), (2 * 3600.0, _HOUR), (120.0, _MINUTE))
 _ROUND = {"s": (10, 15, 20, 30), "min": (10, 15, 20, 30), "h": (3, 6, 12), "d": ()}  #: steps that divide the next unit
-_FINEST = 0.001  #: s; nothing is measured finer
-_LAST_DECIMAL = {"s": 5, "min": 5, "h": 2, "d": math.inf}  #: the steps up to which tens read as well
-#: Of a logarithmic axis.
+_FINEST = 0.001  #: s; the resolution of all measurements
+_LAST_DECIMAL = {"s": 5, "min": 5, "h": 2, "d": math.inf}  #: steps up to here are decimal (1, 2, 5, …)
+#: Ticks of a logarithmic axis.
 _LOG_TICKS = {
     0.01: "0.01 s", 0.1: "0.1 s", 1.0: "1 s", 10.0: "10 s", 60.0: "1 min", 600.0: "10 min", 3600.0: "1 h", 6 * 3600.0: "6 h", _DAY: "1 d",
     10 * _DAY: "10 d", 100 * _DAY: "100 d", 1000 * _DAY: "1000 d",
@@ -42,7 +42,7 @@ def figure(height: float) -> Figure:
 
 
 def write_figures(figures: Mapping[str, Callable[[T], Figure | None]], of: T, out: Path) -> dict[str, bytes]:
-    """Write the PNGs; those of an earlier report for which there is nothing now are removed. Name to image."""
+    """Write the PNGs, and remove those of an earlier report that have no data now; returns name to image."""
     images = {}
     for name, draw in figures.items():
         path = out / f"{name}.png"
@@ -68,7 +68,7 @@ def finish(axes: Axes, grid: str = "both") -> None:
 
 
 def days(seconds: float) -> float:
-    """A time as matplotlib's dates count it."""
+    """A time in days, as in matplotlib's dates."""
     return seconds / _DAY
 
 
@@ -77,7 +77,7 @@ def all_days(seconds: Floats) -> Floats:
 
 
 def zone(moment: float) -> tuple[tzinfo | None, str]:
-    """The local time zone as it is at that moment, and its name."""
+    """The local time zone at a time, and its name."""
     local = datetime.fromtimestamp(moment).astimezone()
     return local.tzinfo, local.tzname() or "local"
 
@@ -95,13 +95,13 @@ def time_axis(axes: Axes, begin: float, end: float) -> None:
 
 
 def legend_above(axes: Axes, columns: int) -> None:
-    """What the colours mean, above the data so that it covers none; nothing when there is nothing to say."""
+    """A legend above the data, so that it covers none; no legend without labels."""
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=columns, frameon=False, fontsize=FONT - 1)
 
 
 def durations(axes: Axes, longest: float, most: int = 8) -> str:
-    """Seconds up to ``longest`` along x, at most so many steps of them, told in the unit in which they read well; its name."""
+    """Label x with seconds up to ``longest`` in at most ``most`` steps, in a readable unit; returns the unit's name."""
     size, name = next((unit for above, unit in _UNITS if longest >= above), _SECOND)
     axes.xaxis.set_major_locator(MultipleLocator(_step(longest / size / most, name) * size))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: f"{seconds / size:.6g}"))
@@ -109,7 +109,7 @@ def durations(axes: Axes, longest: float, most: int = 8) -> str:
 
 
 def _step(least: float, name: str) -> float:
-    """Distance of the ticks, in units: one of 1, 2 and 5, or what divides the next unit."""
+    """Distance of the ticks in units: 1, 2 or 5, or a divisor of the next unit."""
     least = max(least, _FINEST)
     power = 10.0 ** math.floor(math.log10(least))
     decimal = next(power * digit for digit in (1, 2, 5, 10) if power * digit >= least)
@@ -118,7 +118,7 @@ def _step(least: float, name: str) -> float:
 
 
 def log_durations(axes: Axes) -> None:
-    """Seconds along a logarithmic x."""
+    """Label a logarithmic x axis of seconds."""
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(FixedLocator(list(_LOG_TICKS)))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -131,13 +131,13 @@ def _glyphs() -> frozenset[int]:
 
 
 def label(text: str, most: int = 28) -> str:
-    """A name as plain text: neither mathematics nor glyphs that the font lacks, and not longer than ``most``."""
+    """A name as plain text: no mathematics, no glyphs that the font lacks, and not longer than ``most``."""
     shown = "".join(char if ord(char) in _glyphs() and char.isprintable() else "\N{WHITE SQUARE}" for char in text)
     shown = shown if len(shown) <= most else shown[: most - 1] + "…"
     return shown.replace("$", r"\$")
 
 
 def ink_on(colour: str) -> str:
-    """Black or white, whichever is read more easily on that colour."""
+    """Black or white, whichever is more readable on this colour."""
     red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
     return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 130 else INK

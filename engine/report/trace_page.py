@@ -1,4 +1,4 @@
-"""A trace as one HTML page that needs nothing else, beside its figures and their numbers."""
+"""A trace as one self-contained HTML page, beside its figures and their numbers."""
 
 from __future__ import annotations
 

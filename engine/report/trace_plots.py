@@ -1,4 +1,4 @@
-"""The figures of a trace (after 002 Figure 6.1). Each is a function of its description that gives a figure, or None of nothing."""
+"""The figures of a trace (after 002 Figure 6.1). Each function takes the description and returns a figure, or None without data."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .style import BLUE, GREEN, INK, ORANGE, VERMILION, durations, figure, finis
 _HOUR = 3600.0
 _MOST_REQUESTS = 10
 _MOST_GROUPS = 12
-_MOST_DRAWN = 2000  #: values of a violin
-_MOST_STEPS = 4000  #: of a curve over time: more than a figure has dots across
+_MOST_DRAWN = 2000  #: values drawn in a violin
+_MOST_STEPS = 4000  #: steps of a curve over time, more than the figure's width in pixels
 
 
 def duration(of: Description) -> Figure | None:
@@ -61,11 +61,11 @@ def _finished(made: Figure, axes: Axes, columns: int) -> Figure:
 
 
 def _requests(of: Description) -> list[tuple[str, Request]]:
-    """Requests with their labels; where they are many, those up to each power of two together."""
+    """Requests with their labels; if there are many, those up to each power of two are joined."""
     if len(of.requests) <= _MOST_REQUESTS:
         return [(str(one.gpus), one) for one in of.requests]
     upto = (2 ** np.ceil(np.log2(of.gpus))).astype(np.int64)
-    joined = by_request(upto, of.service / upto)  # of the service that it was, whatever the number it is drawn at
+    joined = by_request(upto, of.service / upto)  # the service stays the same, whatever the number of GPUs in the label
     return [(str(one.gpus) if one.gpus < 3 else f"{one.gpus // 2 + 1}–{one.gpus}", one) for one in joined]
 
 
@@ -106,7 +106,7 @@ def service(of: Description) -> Figure | None:
 
 
 def _violin(axes: Axes, place: int, values: Floats) -> None:
-    """Shape, quartiles and median of one request; where there is no shape, its points."""
+    """Shape, quartiles and median of one request; without a shape its points."""
     drawn = np.sort(values)[:: max(1, len(values) // _MOST_DRAWN)]
     if len(np.unique(drawn)) > 2:
         for body in axes.violinplot([drawn], positions=[place], widths=0.8, showextrema=False)["bodies"]:  # type: ignore[attr-defined]
@@ -120,7 +120,7 @@ def _violin(axes: Axes, place: int, values: Floats) -> None:
 
 
 def arrivals(of: Description) -> Figure | None:
-    """Jobs that arrive an hour: what is periodic (top) and what bursts (bottom), Figure 6.1c."""
+    """Jobs that arrive an hour: the periodic part (top) and bursts (bottom), Figure 6.1c."""
     found = of.arrivals
     if not len(found.counts):
         return None
@@ -143,7 +143,7 @@ def arrivals(of: Description) -> Figure | None:
 
 
 def _steps(values: Floats, start: float, bucket: float) -> tuple[Floats, Floats]:
-    """A series to draw and its edges; where it is long, the means of so many buckets together."""
+    """A series to draw and its edges; of a long one the means of several buckets."""
     width = -(-len(values) // _MOST_STEPS)
     firsts = np.arange(0, len(values), width)
     means = np.add.reduceat(values, firsts) / np.diff(firsts, append=len(values))
@@ -155,7 +155,7 @@ def _from_the_start(axes: Axes, edges: Floats) -> None:
 
 
 def demand(of: Description) -> Figure | None:
-    """GPUs that would be busy if no job ever waited."""
+    """GPUs in use if no job had to wait."""
     found = of.demand
     if not len(found.gpus):
         return None
@@ -182,7 +182,7 @@ def demand(of: Description) -> Figure | None:
 
 
 def recurrence(of: Description) -> Figure | None:
-    """Cumulative distribution of how many jobs each job's task has (Figure 6.1d)."""
+    """Cumulative distribution of the number of jobs in each job's task (Figure 6.1d)."""
     found = of.recurrence
     if not found.jobs:
         return None
@@ -200,7 +200,7 @@ def recurrence(of: Description) -> Figure | None:
 
 
 def shares(of: Description) -> Figure | None:
-    """Who uses the service: users and pools."""
+    """The shares of users and pools in the service."""
     parts = [(name, groups) for name, groups in (("users", of.users), ("pools", of.pools)) if groups]
     if not parts:
         return None

@@ -127,8 +127,8 @@ def _allocation(job: int, allocation: Allocation, row_of: RowOf, view: View) -> 
         _lease_end(job, allocation.lease_end, view.now),
         _batch_size(job, allocation.batch_size),
         bool(allocation.profile),
-        _begin_from(job, allocation.begin_from),
-        _joint(job, allocation.joint),
+        _other_job(job, allocation.begin_from, "begin with the weights of"),
+        _other_job(job, allocation.joint, "train together with"),
     )
 
 
@@ -144,18 +144,11 @@ def _batch_size(job: int, size: int | None) -> int | None:
     return whole
 
 
-def _begin_from(job: int, source: int | None) -> int | None:
+def _other_job(job: int, other: int | None, what: str) -> int | None:
     try:
-        return None if source is None else operator.index(source)
+        return None if other is None else operator.index(other)
     except TypeError:
-        raise PlanError(f"job {job}: is to begin with the weights of {source!r}, which is not the id of a job") from None
-
-
-def _joint(job: int, partner: int | None) -> int | None:
-    try:
-        return None if partner is None else operator.index(partner)
-    except TypeError:
-        raise PlanError(f"job {job}: is to train together with {partner!r}, which is not the id of a job") from None
+        raise PlanError(f"job {job}: is to {what} {other!r}, which is not the id of a job") from None
 
 
 def _check_joint(plan: Plan, row_of: RowOf, view: View) -> None:

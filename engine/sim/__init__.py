@@ -1,1 +1,1 @@
-"""The simulator: the policies that run live, on a virtual clock over a workload. No store, no daemon, no wall clock decides anything."""
+"""The simulator: the live policies on a virtual clock over a workload. No store, no daemon and no wall clock takes part."""

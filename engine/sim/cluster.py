@@ -11,7 +11,7 @@ from ...policies.contract import Gpus, Nodes
 
 _PART = re.compile(r"(\d+)x(\d+)")
 MOST_GPUS = 100_000
-MOST_OF_A_NODE = 512  #: what a buddy cell's score can count (policies/placement/consolidated.py)
+MOST_OF_A_NODE = 512  #: the limit of a buddy cell's score (policies/placement/consolidated.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Cluster:
 
     @classmethod
     def parse(cls, text: str) -> Cluster:
-        """``100x8`` is 100 nodes of 8 GPUs; ``4x8,2x4`` has two kinds. ValueError says what is wrong."""
+        """``100x8`` is 100 nodes of 8 GPUs; ``4x8,2x4`` has two kinds. ValueError names the mistake."""
         nodes: list[int] = []
         for part in text.split(","):
             match = _PART.fullmatch(part.strip())

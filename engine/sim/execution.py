@@ -1,4 +1,4 @@
-"""Jobs on their GPUs: who shares them with whom, how fast each trains, what it has done and what of that is lost."""
+"""Jobs on their GPUs: their partners there, their speed, their progress and its losses."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from .table import Job, Table
 from .truth import Truth
 from .warm_pools import LoadedByJobs, WarmPools
 
-_ROUNDING = 1e-6  #: seconds of a profile that a lease may lack for the last digits of sums of times
+_ROUNDING = 1e-6  #: seconds by which a lease may miss a profile's end, as sums of times are rounded
 
 
 class Training:
-    """``free``: GPUs that nobody holds."""
+    """``free``: GPUs that no job holds."""
 
     def __init__(self, table: Table, truth: Truth, recorder: Recorder, agenda: Agenda, costs: Costs, free: Free, gpus: Gpus) -> None:
         self._table, self._truth, self._recorder, self._agenda = table, truth, recorder, agenda
         self._costs, self._free = costs, free
-        self._undoable = max(costs.checkpoint_interval, costs.lost_on_suspend)  #: seconds of training, at most, that may be lost at once
+        self._undoable = max(costs.checkpoint_interval, costs.lost_on_suspend)  #: most seconds of training lost at once
         self._out_of_use = frozenset(np.flatnonzero(~gpus.usable).tolist())
         self._node = gpus.node
         self.on: list[tuple[int, ...]] = [()] * len(gpus)  #: jobs on each GPU
-        self.unmeasured: dict[int, float] = {}  #: seconds of training that its profile still takes, of jobs whose profile is not known
+        self.unmeasured: dict[int, float] = {}  #: seconds of training until the profile of a job is known, for unprofiled jobs
         self.profiling: set[int] = set()  #: jobs in a profiling run
-        self._partners: dict[int, set[int]] = {}  #: jobs that share GPUs, and with whom
-        self._kinds: dict[int, str] = {}  #: how these share them
-        self._stretches: dict[int, list[tuple[float, float]]] = {}  #: (seconds, speed) before, of jobs whose pace changed in their lease
-        self._fails_at: dict[int, float] = {}  #: jobs whose worker is to die in their lease, and when
-        self._batch: dict[int, int] = {}  #: batch sizes that the policy has chosen
+        self._partners: dict[int, set[int]] = {}  #: jobs that share GPUs, and their partners
+        self._kinds: dict[int, str] = {}  #: their kind of sharing
+        self._stretches: dict[int, list[tuple[float, float]]] = {}  #: earlier (seconds, speed) of jobs whose pace changed in their lease
+        self._fails_at: dict[int, float] = {}  #: jobs whose worker will die in their lease, and the time
+        self._batch: dict[int, int] = {}  #: batch sizes chosen by the policy
         self.merging = Merging(table, recorder, agenda, gpus.node.tolist())
         self._loading = max(costs.cold_start - costs.warm_start, 0.0)
         self._loaded = LoadedByJobs(len(gpus), self._loading)
@@ -97,7 +97,7 @@ class Training:
         self.pools.change(warm, loaded, self._agenda.now)
 
     def account_warm(self, now: float) -> None:
-        """Count the time up to now, in which GPUs were held as they are."""
+        """Count the time up to now, since when no GPU has changed hands."""
         (self._loaded if self.pools is None else self.pools).account(now, self.on)
 
     def renew(self, job: Job, lease_end: float | None) -> None:
@@ -108,9 +108,9 @@ class Training:
             self._agenda.put(end, EventKind.LEASE_END, job.number)
 
     def suspend(self, job: Job) -> float:
-        """It is told to stop: it saves its work, and its GPUs are free when that is done.
+        """Stop the job: it saves its work, and then its GPUs are free.
 
-        The seconds of training in this lease that were not in vain.
+        Returns the seconds of training in this lease that are not lost.
         """
         number, now, suspend = job.number, self._agenda.now, self._costs.suspend
         self._spare_start(job, now)
@@ -127,7 +127,7 @@ class Training:
         return done
 
     def stopped(self, job: Job) -> bool:
-        """It has saved its work and leaves; whether its profile has been measured but for the last digits."""
+        """It has saved its work and leaves; returns whether its profile is complete, up to rounding."""
         if job.number in self.profiling:
             self.profiling.remove(job.number)
         else:
@@ -137,7 +137,7 @@ class Training:
         return self.unmeasured.get(job.number, math.inf) < _ROUNDING
 
     def fail(self, job: Job) -> bool:
-        """A worker dies: what it did since its last checkpoint is lost; whether it was at its work, and not in a profiling run."""
+        """A worker dies: work since its last checkpoint is lost. Returns whether it was at its work, not in a profiling run."""
         at_work = job.number not in self.profiling
         if at_work:
             every, stretches = self._costs.checkpoint_interval, self._trained(job)
@@ -162,7 +162,7 @@ class Training:
             self._vacate(job)
 
     def close(self, moment: float) -> None:
-        """The simulation ends: what still runs has held its GPUs until then."""
+        """The simulation ends: running jobs have held their GPUs until then."""
         for number, job in sorted(self._table.at_hand.items()):
             if not job.gpus:
                 continue
@@ -178,7 +178,7 @@ class Training:
     # GPUs
 
     def occupy(self, job: Job, gpus: Sequence[int], share: str = EXCLUSIVE) -> None:
-        """It has these GPUs; whoever is on them too shares them as it does, and trains at another pace from now on."""
+        """It gets these GPUs; other jobs there share them in the same way, and change their pace now."""
         number = job.number
         job.gpus = list(gpus)
         job.rate = float(len(gpus))
@@ -198,7 +198,7 @@ class Training:
             self._divide(job)
 
     def _divide(self, job: Job) -> None:
-        """The time of its GPUs is divided from now on among all who are on them."""
+        """Divide the time of its GPUs among all jobs there from now on."""
         rate = sum(1.0 / len(self.on[gpu]) for gpu in job.gpus)
         job.attained += (self._agenda.now - job.granted) * (job.rate - rate)
         job.rate = rate
@@ -210,12 +210,12 @@ class Training:
         job.speed = 0.0
         if self._table.places_move and self._table.place is not None and job.left < job.work and job.number not in self.profiling:
             nodes = set(self._node[job.gpus].tolist())
-            self._table.place[job.number] = nodes.pop() if len(nodes) == 1 else -1  # a gang over nodes would not run without a shared disk
+            self._table.place[job.number] = nodes.pop() if len(nodes) == 1 else -1  # a gang over nodes needs a shared disk
         self.merging.follow(job)
         self._vacate(job)
 
     def _vacate(self, job: Job) -> None:
-        """Its GPUs are free, but for those that others share."""
+        """Free its GPUs, except those that others share."""
         number, gpus = job.number, job.gpus
         self.merging.leave(job, gpus)
         job.gpus = []
@@ -233,18 +233,18 @@ class Training:
         self._open(gpus)
 
     def _open(self, gpus: list[int]) -> None:
-        """Nobody holds these any more."""
+        """Mark these GPUs as free."""
         if self._out_of_use:
             gpus = [gpu for gpu in gpus if gpu not in self._out_of_use]
         self._free.set(gpus, True)
 
     def take_out(self, gpus: Iterable[int]) -> None:
-        """Their host leaves: nothing starts there any more. Who is there is to be suspended."""
+        """Their host leaves: nothing starts there any more. The caller suspends the jobs there."""
         self._out_of_use |= set(gpus)
         self._free.set(list(gpus), False)
 
     def _part(self, number: int, gpus: list[int]) -> None:
-        """It leaves GPUs that it shared, or some of which it did."""
+        """It leaves GPUs of which it shared some."""
         for gpu in gpus:
             self.on[gpu] = tuple(other for other in self.on[gpu] if other != number)
         left = [gpu for gpu in gpus if not self.on[gpu]]
@@ -261,14 +261,14 @@ class Training:
     # Pace
 
     def set_batches(self, batches: Iterable[tuple[int, int]]) -> None:
-        """Batch sizes that the policy chooses hold at once. Until it chooses again, be it the same, a job trains at one efficiency:
-        that of its progress now, with which the noise of its gradients grows (Pollux, OSDI 2021, sec. 3.1)."""
+        """The policy's batch sizes hold at once. Until its next choice, even of the same size, a job trains at one efficiency: that of its
+        progress now, as the noise of gradients grows with progress (Pollux, OSDI 2021, sec. 3.1)."""
         for job, batch in batches:
             self._batch[job] = batch
             self._change_pace(self._table.of(job))
 
     def pace(self, job: Job) -> None:
-        """The job's speed as things stand now, and its end at that speed."""
+        """Set the job's present speed, and its end at that speed."""
         number = job.number
         if number in self.unmeasured:
             self._agenda.put(job.since + max(self.unmeasured[number], 0.0), EventKind.MEASURED, number)
@@ -276,7 +276,7 @@ class Training:
             return
         partners = sorted(self._partners[number]) if number in self._partners else []
         done, kind = 1.0 - job.left / job.work, self._kinds.get(number, PACKED)
-        if partners and kind == SWITCHED:  # who starts, or saves its work, takes no turns
+        if partners and kind == SWITCHED:  # a job that starts, or saves its work, takes no turns
             partners = [one for one in partners if self._takes_turns(self._table.of(one))]
             if job.since > self._agenda.now:
                 self._agenda.put(job.since, EventKind.TRAINS, number)
@@ -299,7 +299,7 @@ class Training:
         if job.phase == Phase.ACTIVE:
             number = job.number
             self._stretches[number] = self._trained(job)
-            self._agenda.void(number)  # its end comes at another time; the ends of its lease and its luck are as they were
+            self._agenda.void(number)  # only its end moves; the ends of its lease and its failure stay
             self.pace(job)
             self._agenda.put(self._fails_at.get(number, math.inf), EventKind.FAILURE, number)
             self._agenda.put(job.lease_end, EventKind.LEASE_END, number)
@@ -307,7 +307,7 @@ class Training:
     # Work
 
     def _settle(self, job: Job) -> float:
-        """Bring the work left up to this moment, from which time in training is counted anew; the seconds since it was last."""
+        """Update the work left to this moment, and restart the count of training time; returns the seconds since the last update."""
         now = self._agenda.now
         trained = max(0.0, now - job.since)
         job.left = max(0.0, job.left - trained * job.speed)
@@ -324,11 +324,11 @@ class Training:
             seconds += stretches.pop()[0]
         stretches.append((seconds, job.speed))
         while len(stretches) > 2 and sum(some for some, _ in stretches[2:]) >= self._undoable:
-            stretches[:2] = [(stretches[0][0] + stretches[1][0], 0.0)]  # how fast that was matters no more
+            stretches[:2] = [(stretches[0][0] + stretches[1][0], 0.0)]  # its speed no longer matters
         return stretches
 
     def _interrupt(self, job: Job) -> float:
-        """A job that trains is to stop; the seconds of training in this lease that were not in vain."""
+        """Stop a training; returns the seconds of training in this lease that are not lost."""
         lost = self._costs.lost_on_suspend
         stretches = self._trained(job)
         self._undo(job, stretches, lost)
@@ -336,13 +336,13 @@ class Training:
         return sum(seconds for seconds, _ in stretches) - lost
 
     def _measure(self, job: Job) -> float:
-        """A profiling run is to stop; the seconds that it has measured, which brought nothing else."""
+        """Stop a profiling run; returns its measured seconds, which are no progress."""
         seconds = sum(seconds for seconds, _ in self._trained(job))
         self._recorder.lose(job.number, seconds * job.rate)
         return seconds
 
     def _undo(self, job: Job, stretches: list[tuple[float, float]], seconds: float) -> None:
-        """The last ``seconds`` of the training are lost, as far as there were so many."""
+        """The last ``seconds`` of the training, or all of it if it was shorter, are lost."""
         for trained, speed in reversed(stretches):
             undone = min(seconds, trained)
             job.left += undone * speed
@@ -350,5 +350,5 @@ class Training:
             seconds -= undone
 
     def _spare_start(self, job: Job, moment: float) -> None:
-        """What of its start was still ahead of it has cost nothing."""
+        """The part of its start that was still ahead has no cost."""
         self._recorder.lose(job.number, -max(0.0, job.since - moment) * job.rate)

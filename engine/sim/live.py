@@ -1,4 +1,4 @@
-"""`Jobs` cut from the simulator's table, no more of it than is looked at."""
+"""`Jobs` cut from the simulator's table; a column is made when it is read."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ def _real(column: int) -> Callable[[LiveJobs], Any]:
 
 
 def _constant(of: Callable[[Table], Any]) -> Callable[[LiveJobs], Any]:
-    """A column that stands as it is for all jobs of the workload."""
+    """A column that never changes for the jobs of the workload."""
     return lambda jobs: _shown(of(jobs._table)[jobs._rows])
 
 
 def _words(of: Callable[[Table], Strings | None]) -> Callable[[LiveJobs], Any]:
-    """The same of a column that workloads need not have."""
+    """The same for a column that a workload may lack."""
     return lambda jobs: None if of(jobs._table) is None else _constant(of)(jobs)
 
 
 def _shown(column: Any) -> Any:
-    """To others, who may only read it."""
+    """A read-only column."""
     column.flags.writeable = False
     return column
 
 
 class LiveJobs(Jobs):
-    """`Jobs` of a table at a moment. A policy looks at a few of the columns, so none is made before it is looked at."""
+    """`Jobs` of a table at a moment. A policy reads few of the columns, so each is made when it is read."""
 
     __slots__ = ("_belief", "_floats", "_gap", "_ints", "_left", "_mistaken", "_now", "_rows", "_table", "_tiers", "_unlearnt")
 
@@ -51,14 +51,14 @@ class LiveJobs(Jobs):
     _floats: Floats
     _rows: Ints  #: of the workload
     _gap: Floats  #: work beyond its own end up to its maximum of iterations
-    _left: Floats  #: work left; who holds no GPUs has no speed
-    _belief: Floats  #: believed work over true work, NaN: nothing is believed
-    _mistaken: Bools  #: whether errors of what is believed still stand
+    _left: Floats  #: work left; a job without GPUs has no speed
+    _belief: Floats  #: believed work over true work; NaN: no belief
+    _mistaken: Bools  #: whether the errors of the belief still hold
     _unlearnt: Floats  #: share of the gap that is not known yet
     _tiers: tuple[Ints, Floats, Floats]
 
     def __init__(self, table: Table, now: float, protection: Protection | None = None) -> None:
-        """``protection``: what guards hold of these jobs."""
+        """``protection``: the guards' hold on these jobs."""
         keep = object.__setattr__  # frozen, as every view
         ints, floats = table.columns()
         keep(self, "_table", table)
@@ -71,7 +71,7 @@ class LiveJobs(Jobs):
             keep(self, "lease_end", protection.lease_end)
 
     def __getattr__(self, name: str) -> Any:
-        """A column that nobody has looked at yet."""
+        """Make a column at its first read."""
         make = _MAKE.get(name)
         if make is None:
             raise AttributeError(name)
@@ -80,7 +80,7 @@ class LiveJobs(Jobs):
         return made
 
     def plain(self) -> Jobs:
-        """The same with every column made; what `dataclasses.replace` can be used on."""
+        """The same with every column made, as `dataclasses.replace` needs it."""
         return Jobs(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Jobs)})
 
 
@@ -124,7 +124,7 @@ def _belief(jobs: LiveJobs) -> Floats:
 
 
 def _need(jobs: LiveJobs) -> Floats | None:
-    """Of whose checkpoint can be read on some nodes only minus the number of its need."""
+    """Minus the number of its need for a job whose checkpoint only some nodes can read."""
     if jobs._table.place is None:
         return None
     place = jobs._table.place[jobs._rows]
@@ -164,8 +164,8 @@ _MAKE: Mapping[str, Callable[[LiveJobs], Any]] = {
     "kind": _words(lambda table: table.workload.kind),
     "backbone": _words(lambda table: table.workload.backbone),
     "share": _words(lambda table: table.workload.share),
-    "begins": lambda jobs: None,  # everybody may
-    "kept": lambda jobs: None,  # everybody keeps all
+    "begins": lambda jobs: None,  # every job may begin
+    "kept": lambda jobs: None,  # every job keeps all
     "_rows": _whole(Column.JOB),
     "_tiers": lambda jobs: jobs._table.tiers(),
     "_gap": _constant(lambda table: table.gap),

@@ -1,6 +1,6 @@
-"""Jobs that help each other in truth: who begins with the weights of another has less to do, and two that train together have one pace.
+"""Jobs that truly help each other: one that begins with another's weights has less work, and two that train together have one pace.
 
-How much less, and which pace, is what ``Workload.transfers`` tells of their kinds. The bank of jobs that have ended is empty at the start.
+``Workload.transfers`` gives the saving and the pace for their kinds. The bank of ended jobs is empty at the start.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .agenda import Agenda, EventKind
 from .results.recorder import Recorder
 from .table import Job, Table
 
-_LEAST = 1e-6  #: share of its work that is left to a job that has nothing to learn
+_LEAST = 1e-6  #: share of its work left to a job with nothing to learn
 
 
 class Merging:
@@ -24,10 +24,10 @@ class Merging:
         self._table, self._recorder, self._agenda, self._nodes = table, recorder, agenda, nodes
         self._transfers = table.workload.transfers
         self._profile = table.workload.profile.tolist()
-        self._partner: dict[int, int] = {}  #: who holds the GPUs, and who trains there with it
-        self._together: dict[int, tuple[float, float, float]] = {}  #: of such pairs: work left to each as they began, and a ratio of paces
-        self._joint: dict[int, Joint] = {}  #: jobs that train, or have trained, together with another: at that pace they go on to the end
-        self._left: dict[int, tuple[float, tuple[int, ...]]] = {}  #: jobs that have ended: when, and on which GPUs
+        self._partner: dict[int, int] = {}  #: jobs that hold the GPUs, and their partners there
+        self._together: dict[int, tuple[float, float, float]] = {}  #: of such pairs: both jobs' work left at the start, ratio of paces
+        self._joint: dict[int, Joint] = {}  #: jobs that train, or have trained, with another; they keep that pace to the end
+        self._left: dict[int, tuple[float, tuple[int, ...]]] = {}  #: ended jobs, with time and GPUs
         self.left: dict[int, int] = {}  #: `View.left`
 
     # From the weights of another
@@ -42,7 +42,7 @@ class Merging:
             job.left = job.work = job.work * max(ratio, _LEAST)
 
     def goes_on(self, source: int | None, gpus: Sequence[int]) -> bool:
-        """Whether these are GPUs that the job with whose weights it begins has left at this moment."""
+        """Whether the source of its weights has left these GPUs at this moment."""
         if source is None or source not in self._left:
             return False
         moment, theirs = self._left[source]
@@ -51,7 +51,7 @@ class Merging:
     # Together
 
     def objection(self, plan: Plan) -> str | None:
-        """Why two jobs of a plan cannot train together; None: all can."""
+        """Why two jobs of a plan cannot train together; None: all pairs can."""
         for number, allocation in plan.allocations.items():
             partner = allocation.joint
             if partner is None or self._partner.get(number) == partner:
@@ -75,16 +75,16 @@ class Merging:
         own, others = self._transfers.joint[rows], self._transfers.joint[rows[::-1]]
         self._joint[job.number], self._joint[partner] = own, others
         self._partner[job.number] = partner
-        ratio = others.speed(1, spread=False) / own.speed(1, spread=False)  # the same on any number of GPUs: they take the same steps
+        ratio = others.speed(1, spread=False) / own.speed(1, spread=False)  # the same on any number of GPUs, as they take the same steps
         self._together[job.number] = job.left, other.left, ratio
 
     def speed(self, number: int, gpus: Sequence[int]) -> float | None:
-        """Work a second of a job that trains with another, or has; None: it is alone."""
+        """Work per second of a job that trains, or has trained, with another; None: it is alone."""
         joint = self._joint.get(number)
         return None if joint is None else joint.speed(len(gpus), spread=len({self._nodes[gpu] for gpu in gpus}) > 1)
 
     def follow(self, job: Job) -> None:
-        """What of the partner's work is done by now, and when it ends: it stands and moves as ``job`` does."""
+        """Update the partner's work and end: it pauses and trains exactly as ``job`` does."""
         partner = self._partner.get(job.number)
         if partner is None:
             return
@@ -98,12 +98,12 @@ class Merging:
             self._agenda.put(other.since + other.left / other.speed, EventKind.END, partner)
 
     def leave(self, job: Job, gpus: Sequence[int]) -> None:
-        """It leaves its GPUs, and with it who has trained there."""
+        """It leaves its GPUs, and with it its partner."""
         if (partner := self._partner.get(job.number)) is not None:
             self._record(partner, job, gpus)
 
     def end(self, job: Job) -> bool:
-        """It is at its target; whether it was there as a partner, without GPUs of its own."""
+        """It is at its target; returns whether it was a partner, without GPUs of its own."""
         if self._transfers is None:
             return False
         number, now = job.number, self._agenda.now
@@ -124,14 +124,14 @@ class Merging:
         return False
 
     def _record(self, partner: int, holder: Job, gpus: Sequence[int]) -> None:
-        """A stay of the partner on GPUs that count once, as the holder's."""
+        """Record a stay of the partner; the GPUs count once, for the holder."""
         now = self._agenda.now
         self._recorder.leave(partner, holder.granted, now, gpus, 0.0)
         self._recorder.share(holder.granted, len(gpus))
         self._recorder.share(now, -len(gpus))
 
     def part(self, number: int) -> None:
-        """It gets GPUs of its own: whoever it trained with goes on without it."""
+        """It gets GPUs of its own; its former partner continues alone."""
         for holder in [one for one, partner in self._partner.items() if partner == number]:
             self.leave(self._table.at_hand[holder], self._table.at_hand[holder].gpus)
             del self._partner[holder], self._together[holder]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 
 class SimulationError(ValueError):
-    """The policy raised or answered with an invalid plan; the message says when and what was wrong."""
+    """The policy raised or returned an invalid plan; the message has the time and the reason."""
 
 
 class StudyEnded(BaseException):
-    """The study is to end, as its process was told by a signal. No Exception: nothing that a policy does is taken for it."""
+    """A signal asks the study to end. It is no Exception, so no error of a policy is taken for it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)

@@ -1,18 +1,18 @@
-"""Discrete-event simulation of one policy on one workload: the plan(), the checks and the guards that run live, on a virtual clock.
+"""Discrete-event simulation of one policy on one workload: the live plan(), checks and guards on a virtual clock.
 
 Events stand on a heap keyed (time, kind, sequence). All events of one moment are processed before the policy is asked once,
-in the order of `EventKind`: a job that ends frees its GPUs before what arrives at that moment is considered. A plan is carried out
-as the daemon does: a start on GPUs that somebody holds stops the holders and waits until a later decision finds them free.
-Nothing happens between events, unless the policy works in rounds: then decisions wait for the next multiple of its interval,
-but for the moment at which a job that was told to stop has stopped, as somebody waits for its GPUs. Rounds are left out while there are
-no jobs, and for a policy that is `rigid` while nobody waits. A lease that runs out between rounds is not renewed; it goes on while
-nobody waits. With ``Costs.commit`` a plan is in force so much later than it was decided, and the policy is asked again then and not before,
-as the daemon's ticks never overlap; what has changed meanwhile is left out of it.
+in the order of `EventKind`: a job that ends frees its GPUs before arrivals of that moment are considered. A plan is carried out
+as by the daemon: a start on held GPUs stops their holders, and waits until a later decision finds the GPUs free.
+Decisions are made at events. If the policy works in rounds, they wait for the next multiple of its interval, except when a job that was
+asked to stop has stopped, as another job waits for its GPUs. Rounds are left out while there are no jobs, and for a `rigid` policy while
+no job waits. A lease that runs out between rounds is not renewed; it goes on while no job waits. With ``Costs.commit`` a plan is in force
+so much later than it was decided. The policy is asked again only then, as the daemon's ticks never overlap; parts of the plan that no
+longer fit are left out.
 
-A policy with ``profiles`` gives jobs their profiling runs. Such a job is at hand from its submission on, of unknown length, until it has
-trained for ``Costs.profiling`` seconds in all, in runs on fewer GPUs than its gang (002 ch. 5.3.2.1) or, if it needs no more than these, at
-its work. A profiling run makes no progress of the work. It ends when it has measured enough, or with its lease; nothing needs saving then,
-so that costs nothing and is no preemption. To other policies a job is unknown until it has been profiled.
+A policy with ``profiles`` gives jobs their profiling runs. It sees a job from its submission on, of unknown length until it has trained
+for ``Costs.profiling`` seconds in all: in runs on fewer GPUs than its gang (002 ch. 5.3.2.1) or, if it needs no more than these, at its
+work. A profiling run makes no progress. It ends when it has measured enough, or with its lease; nothing has to be saved then, so its end
+is free and no preemption. Other policies do not see a job until it has been profiled.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from .table import Job, Table
 from .truth import Truth, beliefs
 from .workload import Workload, as_asked
 
-Progress = Callable[[int, int], None]  #: jobs that have ended, of all
+Progress = Callable[[int, int], None]  #: gets the number of ended jobs, and of all
 Observer = Callable[[View, Plan, Actions], None]
 
-_PROFILE_GPUS = 2  #: that a profile takes at most (002 ch. 5.3.2.1)
-_FRUITLESS = 1000  #: decisions in a row that change nothing, with nothing to come, after which nothing ever will
-_AT_ONE_MOMENT = 10_000  #: decisions at one moment, after which the policy is taken to go round in circles
-_IN_VAIN = 100_000  #: stops in a row of jobs that had got nothing done, after which it is taken to do so as time passes
+_PROFILE_GPUS = 2  #: most GPUs of a profile (002 ch. 5.3.2.1)
+_FRUITLESS = 1000  #: decisions in a row without a change, and without future events, after which the run ends
+_AT_ONE_MOMENT = 10_000  #: decisions at one moment after which the policy counts as going round in circles
+_IN_VAIN = 100_000  #: stops in a row of jobs without progress after which it counts as going round in circles over time
 
 
 def simulate(
@@ -76,26 +76,26 @@ def simulate(
 
 @dataclass(frozen=True, slots=True)
 class _Decided:
-    """A decision, and what comes of it when it is in force."""
+    """A decision, and its effects once it is in force."""
 
     plan: Plan
     actions: Actions
     over: list[int]  #: jobs whose leases have run out and end with this plan
-    again: float  #: when to ask again even if nothing happens
+    again: float  #: time of the next question even without events
 
 
 class Control(Protocol):
-    """Who may reconfigure a simulation on its way, such as AutoSched."""
+    """A controller that may reconfigure a running simulation, such as AutoSched."""
 
     @property
     def next_at(self) -> float:
-        """When it next has its turn, inf: never again."""
+        """The time of its next turn; inf: never."""
 
     def act(self, simulation: Simulation) -> None: ...
 
 
 class Simulation:
-    """Events and decisions; what jobs do on their GPUs in between is of `Training`. ``truth``: None, that of the options."""
+    """Events and decisions; `Training` has the jobs on their GPUs in between. ``truth``: None: that of the options."""
 
     def __init__(
         self,
@@ -117,17 +117,17 @@ class Simulation:
         self._take_up(policy)
         self.agenda = Agenda(len(workload))
         each = np.eye(len(self.nodes.id), dtype=bool) if options.places == "node" else ()
-        self.needs = tuple(Need(0.0, node) for node in each)  #: to be on one of the nodes, whose memory is not known
+        self.needs = tuple(Need(0.0, node) for node in each)  #: to be on that node; memory is not known
         self.free = free_gpus(Grid(self.gpus.node, self.gpus.index), self.gpus.usable)
         self.training = Training(self.table, truth, self.recorder, self.agenda, options.costs, self.free, self.gpus)
         self.waiting: set[int] = set()
         self.lapsed: list[int] = []  #: jobs whose lease has run out at this moment
-        self.spared: set[int] = set()  #: jobs whose lease had run out by the last decision, which go on as nobody waited
+        self.spared: set[int] = set()  #: jobs whose lease had run out by the last decision, and which go on as no job waited
         self.coming: _Decided | None = None  #: not in force yet
         self.failures = Failures(workload.key, until=options.until)
         self.limited = options.limits != NO_LIMITS
         self.evictions = Evictions()
-        self.memory: PolicyMemory = None  #: what the policy keeps in mind
+        self.memory: PolicyMemory = None  #: the policy's state between decisions
         self.arrivals = np.flatnonzero(~self.recorder.dropped)
         self.arrived = 0
         self.to_come = len(self.arrivals)  #: jobs that the policy has not seen yet
@@ -151,8 +151,7 @@ class Simulation:
         self.profiles = getattr(policy, "profiles", False) and self.options.costs.profiling > 0
 
     def reconfigure(self, policy: Policy) -> None:
-        """Another configuration of the policy from now on, in force at once, as the daemon takes one up: allocations and leases stand, and
-        what the policy keeps in mind stays with it."""
+        """Take up another configuration of the policy at once, like the daemon: allocations, leases and the policy's memory stay."""
         self._take_up(policy)
         self.changed = True
 
@@ -196,13 +195,13 @@ class Simulation:
         self.close(self.now if math.isinf(until) else until)
 
     def close(self, end: float) -> None:
-        """Settle the accounts of what is there at the end."""
+        """Settle the accounts of the remaining jobs at the end."""
         self.training.account_warm(end)
         self.recorder.warm_idle = 0.0 if self.training.pools is None else self.training.pools.idle_gpu_time
         self.training.close(end)
 
     def _next_round(self, interval: float) -> float:
-        """The next round, inf: nothing could come of it. What progress, or time alone, makes of shares is for the policy to say."""
+        """The next round; inf: it could change nothing. The policy tells whether progress, or time alone, may change its shares."""
         if not self.table.at_hand or (self.rigid and not self.waiting):
             return math.inf
         rounds = math.floor(self.now / interval) + 1
@@ -217,7 +216,7 @@ class Simulation:
             return False
         if self.interval is None:
             return self.changed
-        if self.vacated:  # GPUs that a round has given away wait for nobody
+        if self.vacated:  # GPUs that a round has given away do not wait for the next
             return True
         return bool(self.table.at_hand) and self.now == round(self.now / self.interval) * self.interval
 
@@ -251,7 +250,7 @@ class Simulation:
             self.unprofiled.append(job)
 
     def _profiled(self, job: int) -> None:
-        """On a profiler of its own."""
+        """It was profiled outside the cluster."""
         self.profilers += 1
         if self.options.costs.profiler_gpus > 0 and self.unprofiled:
             self._arrive(self.unprofiled.pop(0))
@@ -271,7 +270,7 @@ class Simulation:
         self.changed = True
 
     def _measured(self, number: int) -> None:
-        """It has trained for long enough to be known; a profiling run is over with that."""
+        """It has trained long enough for its profile; that ends a profiling run."""
         job = self.table.of(number)
         if self.training.leave_profiling(job):
             self.in_vain = 0
@@ -351,7 +350,8 @@ class Simulation:
         self.changed = False
         if actions.stops:
             self.evictions = self.evictions.after(actions.stops, self.now, self.options.limits)
-        again = self._next_look(view, plan, actions)  # before the actions: the view is a window on the table
+        again = self._next_look(view, plan, actions)  # before the actions, as the view reads the table
+        plan, actions = self._by_number(plan, actions)
         decided, delay = _Decided(plan, actions, self._over(actions), again), self.options.costs.commit
         if delay > 0:
             self.coming = decided
@@ -360,7 +360,7 @@ class Simulation:
             self._put_in_force(decided)
 
     def _objections(self, wanted: Mapping[int, int]) -> Mapping[int, str]:
-        """To jobs that begin with the weights of others, as the daemon has them. Who has trained at all has saved a checkpoint."""
+        """The daemon's objections to jobs that begin with others' weights. A source that has trained at all has saved a checkpoint."""
         return {job: words for job, source in wanted.items() if (words := self._objection(job, source)) is not None}
 
     def _objection(self, job: int, source: int) -> str | None:
@@ -375,6 +375,10 @@ class Simulation:
         saved = not np.isnan(self.recorder.ended[source]) if of is None else of.left < of.work or (of.speed > 0 and of.since < self.now)
         return None if saved else f"job {source} has saved no checkpoint yet"
 
+    def _by_number(self, plan: Plan, actions: Actions) -> tuple[Plan, Actions]:
+        """The same of rows of the workload, which are the ids of its jobs."""
+        return plan, actions
+
     def _in_force(self, _: int) -> None:
         decided, self.coming = self.coming, None
         assert decided is not None
@@ -388,7 +392,7 @@ class Simulation:
         self.agenda.void(NOBODY)
         if decided.again > self.now:
             self.agenda.put(decided.again, EventKind.WAKE, NOBODY)
-        if actions.stops:  # as the daemon looks again at once: what was free all along may suit somebody now
+        if actions.stops:  # like the daemon, ask again at once: GPUs free all along may suit another job now
             self.agenda.put(self.now, EventKind.WAKE, NOBODY)
         none_runs = len(self.waiting) >= len(self.table) or math.isinf(self.agenda.next())
         self.fruitless = self.fruitless + 1 if none_runs and not (self.acted or self.to_come) else 0
@@ -397,14 +401,14 @@ class Simulation:
         start = time.perf_counter()
         try:
             plan = self.policy.plan(view)
-        except (Exception, SystemExit) as error:  # a policy is anybody's code
+        except (Exception, SystemExit) as error:  # a policy may be any code
             raise self._error(f"the policy failed: {words(error)}") from error
         self.plan_seconds += time.perf_counter() - start
         self.decisions += 1
         return plan
 
     def _next_look(self, view: View, plan: Plan, actions: Actions) -> float:
-        """When to ask again even if nothing happens: as the daemon does."""
+        """The time of the next question even without events, as for the daemon."""
         if not self.limited:
             return math.inf if plan.wake_at is None else plan.wake_at
         return next_look(view, plan, actions, self.options.limits, self.evictions)
@@ -430,12 +434,12 @@ class Simulation:
         self.waiting.discard(start.job)
 
     def _is(self, number: int, phase: int) -> bool:
-        """Whether the job is still there and stands so: it may have ended or failed since the decision."""
+        """Whether the job still exists in this phase: it may have ended or failed since the decision."""
         job = self.table.at_hand.get(number)
         return job is not None and job.phase == phase
 
     def _over(self, actions: Actions) -> list[int]:
-        """Who holds GPUs by a lease that has run out, and leaves them with this plan: while nobody waits only profiling runs, as live."""
+        """Jobs with an ended lease that leave their GPUs with this plan; while no job waits only profiling runs, as live."""
         if not (self.lapsed or self.spared):
             return []
         kept = {renewal.job for renewal in actions.renewals}.union(stop.job for stop in actions.stops)
@@ -454,7 +458,7 @@ class Simulation:
                 self.acted = True
 
     def take_out(self, node: int) -> None:
-        """A node is handed back: who is there stops, and nothing starts there from now on."""
+        """A node is handed back: its jobs stop, and none starts there from now on."""
         there = self.gpus.node == node
         self.gpus = replace(self.gpus, usable=self.gpus.usable & ~there)
         gone = set(np.flatnonzero(there).tolist())
@@ -480,7 +484,7 @@ class Simulation:
 
 
 def _in_a_line(plan: object) -> str:
-    """A plan in a line: what it gives, as far as that can be read."""
+    """A plan in one line: its allocations, as far as they can be read."""
     allocations = getattr(plan, "allocations", None)
     if not isinstance(allocations, Mapping):
         return repr(plan)[:200]

@@ -27,18 +27,18 @@ from .simulation_error import SimulationError
 from .simulator import Control, simulate
 from .workload import Workload
 
-PROGRESS_EVERY = 0.1  #: real seconds between two words on how far a run is
-_SPAWN = multiprocessing.get_context("spawn")  # a fork would copy the threads of NumPy's and a policy's libraries half-way
+PROGRESS_EVERY = 0.1  #: real seconds between two progress reports of a run
+_SPAWN = multiprocessing.get_context("spawn")  # a fork would lose the threads of NumPy's and a policy's libraries
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     """A policy with its whole configuration, defaults included."""
 
-    label: str  #: what tells it from the others of the study
+    label: str  #: its name, unique in the study
     policy: str
     config: Mapping[str, Any]
-    auto: bool = False  #: it tunes itself on its way, see `Study.control`
+    auto: bool = False  #: it tunes itself during the run, see `Study.control`
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +56,19 @@ class Outcome:
     run: Run
     result: Result | None  #: None: it failed
     error: str | None = None
-    tuned: Mapping[str, int] | None = None  #: what its controller did; None: it has none
+    tuned: Mapping[str, int] | None = None  #: its controller's counts; None: it has no controller
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSource:
-    """What tells a trace from others of its name."""
+    """Distinguishes traces of the same name."""
 
     sha256: str | None = None  #: of the file that it was read from
-    trace_id: int | None = None  #: number of the daemon's trace that it is, None: it is none
+    trace_id: int | None = None  #: number of the daemon's trace; None: it is none
 
 
 class Tuner(Control, Protocol):
-    """A controller of a study, which tells what it did: how many ``searches``, how many were ``applied``, and of these ``taken_back``."""
+    """A controller of a study, with counts of its ``searches``, of the ``applied`` ones, and of those ``taken_back``."""
 
     def did(self) -> Mapping[str, int]: ...
 
@@ -84,11 +84,11 @@ class Study:
 
     @property
     def until(self) -> float:
-        """When its simulations are cut off, inf: they are not."""
+        """The time at which its simulations are cut off; inf: never."""
         return math.inf if self.options.until is None else self.options.until
 
 
-Progress = Callable[[Run, int, int], None]  #: of a run: jobs that have ended, of how many
+Progress = Callable[[Run, int, int], None]  #: gets a run, and its number of ended jobs, and of all
 
 
 def runs_of(choices: Sequence[Choice], seeds: Sequence[int]) -> list[Run]:
@@ -97,7 +97,7 @@ def runs_of(choices: Sequence[Choice], seeds: Sequence[int]) -> list[Run]:
 
 
 def run_study(study: Study, processes: int, progress: Progress) -> Generator[Outcome, None, None]:
-    """Outcomes as they come. A run that fails ends no other; closing the iterator ends what is under way."""
+    """Outcomes as they come. A failed run ends no other; closing the iterator ends runs under way."""
     processes = min(processes, len(study.runs))
     if processes > 1:
         yield from _in_processes(study, processes, progress)
@@ -117,14 +117,14 @@ def one_run(study: Study, run: Run, progress: Callable[[int, int], None]) -> Out
         return Outcome(run, None, str(error))
     except KeyboardInterrupt as error:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            raise  # it may have been a person's
+            raise  # a person may have caused it
         return Outcome(run, None, f"the policy failed: KeyboardInterrupt: {error}".rstrip(": "))
-    except Exception as error:  # a policy may be anybody's code, and the other runs are worth their figures
+    except Exception as error:  # a policy may be any code, and the other runs shall go on
         return Outcome(run, None, f"unexpected {type(error).__name__}: {error}")
 
 
 class _Worker:
-    """A process that simulates one run after another. It has the workload from its start, so that it is sent once."""
+    """A process that simulates one run after another. It gets the workload once, at its start."""
 
     def __init__(self, study: Study) -> None:
         self.pipe, theirs = _SPAWN.Pipe()
@@ -136,7 +136,7 @@ class _Worker:
 
     def give(self, run: Run) -> None:
         self.run = run
-        with contextlib.suppress(OSError):  # it has died; the next `recv` tells
+        with contextlib.suppress(OSError):  # it has died; the next `recv` shows it
             self.pipe.send(run)
 
     def end(self) -> None:
@@ -169,7 +169,7 @@ def _in_processes(study: Study, processes: int, progress: Progress) -> Iterator[
 
 
 def _hear(worker: _Worker, progress: Progress) -> Outcome | None:
-    """What a worker has to say: how far it is, or how its run came out."""
+    """A worker's message: the progress or the outcome of its run."""
     assert worker.run is not None, "only a worker with a run is listened to"
     try:
         said = worker.pipe.recv()
@@ -186,9 +186,9 @@ def _hear(worker: _Worker, progress: Progress) -> Outcome | None:
 
 @contextlib.contextmanager
 def _deaf_to_interrupts() -> Iterator[None]:
-    """What starts here does not hear Ctrl-C, not even while it starts: that is for the process that people see, which ends it."""
+    """Processes started within ignore Ctrl-C from the first moment: the process in the foreground handles it, and ends them."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # where signals cannot be set nobody presses Ctrl-C either
+        yield  # signals cannot be set here, and Ctrl-C does not come here
         return
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -206,7 +206,7 @@ def _work(pipe: Connection, study: Study) -> None:
             spoke = now
             pipe.send((done, total))
 
-    with contextlib.suppress(EOFError, OSError):  # nobody listens any more
+    with contextlib.suppress(EOFError, OSError):  # the parent is gone
         while True:
             pipe.send(one_run(study, pipe.recv(), progress))
 
@@ -218,7 +218,7 @@ def cores() -> int:
 def choose(policies: Sequence[str], settings: Sequence[str]) -> list[Choice]:
     """Policies with their configurations from ``NAME[,KEY=VALUE]…`` and from settings ``[NAME.]KEY=VALUE``.
 
-    A setting without a name is for every policy that has the key. ValueError names what is not known, and what is near it.
+    A setting without a name is for every policy that has the key. ValueError names an unknown word, and the nearest known one.
     """
     asked = [_asked(text) for text in policies]
     automatic = [_is_automatic(own) for _, own in asked]
@@ -245,7 +245,7 @@ def choose(policies: Sequence[str], settings: Sequence[str]) -> list[Choice]:
 
 
 def _check_different(choices: Sequence[Choice]) -> None:
-    """Defaults included: ``srtf`` and ``srtf,hysteresis=2`` are one and the same where 2 is the default."""
+    """Defaults count: ``srtf`` and ``srtf,hysteresis=2`` are the same if 2 is the default."""
     for one, other in itertools.combinations(choices, 2):
         if one.config == other.config and one.auto == other.auto and registry.load(one.policy) is registry.load(other.policy):
             same = f"{one.label} is given twice" if one.label == other.label else f"{one.label} and {other.label} are the same"
@@ -262,7 +262,7 @@ def _asked(text: str) -> tuple[str, dict[str, str]]:
 
 
 def _is_automatic(own: dict[str, str]) -> bool:
-    """Whether the policy tunes itself: ``auto`` is a word of ours, and no key of policies."""
+    """Whether the policy tunes itself: ``auto`` is our word, not a key of a policy."""
     said = own.pop("auto", "false").lower()
     if said not in ("true", "false"):
         raise ValueError(f"auto: {said!r} is not true or false")
@@ -284,7 +284,7 @@ def _check_once(settings: Sequence[tuple[str, str, str]]) -> None:
 
 
 def _setting(text: str) -> tuple[str, str, str]:
-    """``NAME.KEY=VALUE`` in its parts; the name is empty where there is none."""
+    """The parts of ``NAME.KEY=VALUE``; the name is "" if absent."""
     where, equals, value = text.partition("=")
     name, _, key = where.rpartition(".")
     if not equals or not key:

@@ -1,4 +1,4 @@
-"""The runs of a study as tasks of a Ray cluster. The library is handed in, connected."""
+"""The runs of a study as tasks of a Ray cluster. The caller passes the connected library."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 from .study import Outcome, Run, Study, one_run
 
-TRIES = 2  #: more of a run whose process or node dies
+TRIES = 2  #: further tries of a run whose process or node dies
 
 
 def run_on_ray(ray: Any, study: Study, at_once: int | None) -> Generator[Outcome, None, None]:
-    """As `run_study`: outcomes as they come, and closing the iterator ends what is under way. ``at_once``: None, one a core."""
+    """Like `run_study`: outcomes as they come, and closing the iterator ends runs under way. ``at_once``: None: one per core."""
     whole = ray.put(study)  # once: the tasks of a node share it
     task = ray.remote(num_cpus=1, max_retries=TRIES)(_task)
     todo, under_way = list(reversed(study.runs)), dict[Any, Run]()

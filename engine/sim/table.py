@@ -1,9 +1,8 @@
-"""The jobs that have been submitted and have not ended: a record of each, and columns of all, from which Views are cut.
+"""The jobs that are submitted and have not ended: a record of each, and columns of all, from which Views are cut.
 
-Events change records, which are plain Python and cheap to change one at a time. Rows of columns are made of them when a View is wanted:
-what comes and goes between two of them never gets there. Rows stand in the order of submission, one behind the other in one piece of
-memory, so that a new one is joined of the pieces of the old one that have not changed. Arrays of a View are read-only, and good until the
-next View.
+Events change records, which are plain Python and cheap to change one at a time. Rows are made from records when a View is wanted, so a job
+that comes and goes between two Views never gets a row. Rows stand in the order of submission in one piece of memory; a new one is joined
+from the unchanged pieces of the old. Arrays of a View are read-only, and valid until the next View.
 """
 
 from __future__ import annotations
@@ -21,28 +20,28 @@ from .run_options import Options
 from .workload import Workload
 
 _pack = struct.Struct(FORMAT).pack
-_LEAST_WORK = 1e-9  #: a job that takes no time has a share of its work done all the same
+_LEAST_WORK = 1e-9  #: so that a job without work has a defined progress
 
 
 class Job:
-    """A job at hand, with what changes of it. Work is in seconds on ``gpus_min`` GPUs, placed as well as can be."""
+    """The changing values of a job at hand. Work is in seconds on ``gpus_min`` GPUs in the best placement."""
 
     __slots__ = (
-        "attained",  #: GPU-seconds that it has had, but for ``rate`` times the time since ``granted``
-        "belief",  #: believed work over true work, NaN: nothing is believed
+        "attained",  #: GPU-seconds that it has had, without ``rate`` times the time since ``granted``
+        "belief",  #: believed work over true work; NaN: no belief
         "gpus",  #: rows of the GPUs that it holds
-        "granted",  #: when its lease was
+        "granted",  #: time of its lease
         "lease_end",
         "left",  #: work left at ``since``
         "number",  #: row of the workload: jobs are numbered in the order of their submission
         "phase",
         "preemptions",
         "profile",
-        "profile_gpus",  #: of the profiling run that it needs, 0: it has been profiled
+        "profile_gpus",  #: of the profiling run that it needs; 0: it has been profiled
         "ran",  #: seconds of earlier leases
-        "rate",  #: GPU-seconds a second: a GPU's time is divided equally among all who are on it
-        "since",  #: when it began, or is to begin, to train in its lease
-        "speed",  #: work a second, 0: makes no progress
+        "rate",  #: GPU-seconds per second: a GPU's time is divided equally among its jobs
+        "since",  #: past or future time at which training begins in its lease
+        "speed",  #: work per second; 0: no progress
         "work",  #: all of it
     )
 
@@ -61,15 +60,15 @@ class Job:
 class Table:
     def __init__(self, workload: Workload, belief: Floats, options: Options) -> None:
         self.workload, self.options = workload, options
-        self.deadline = workload.last_deadline()  #: one a job, inf: it has none
-        self.gap = workload.most - workload.duration  #: work beyond its own end up to its maximum of iterations, one a job
+        self.deadline = workload.last_deadline()  #: one per job; inf: it has none
+        self.gap = workload.most - workload.duration  #: work from its own end to its maximum of iterations, one per job
         self.has_gaps = bool(self.gap.any())
-        self.places_move = options.places == "node"  #: who is suspended has left its checkpoint where it was
-        #: of each job the number (from 0) of the need that says where its checkpoint can be read, -1: everywhere; None: everybody's can
+        self.places_move = options.places == "node"  #: a suspended job leaves its checkpoint on its node
+        #: of each job the number (from 0) of the need with the nodes that can read its checkpoint, -1: all nodes; None: all for all jobs
         self.place: Ints | None = np.full(len(workload), -1, dtype=np.int64) if options.places == "node" else None
-        self.ids: Ints | None = None  #: of all jobs, as views have them; None: their numbers
+        self.ids: Ints | None = None  #: of all jobs in views; None: their numbers
         self.at_hand: dict[int, Job] = {}  #: by number
-        self._touched: set[int] = set()  #: numbers of those who have come, changed or gone since the last View
+        self._touched: set[int] = set()  #: numbers of jobs that have come, changed or gone since the last View
         self._numbers: list[int] = []  #: of the job in each row, ascending
         self._left, self._work = workload.duration.tolist(), np.maximum(workload.duration, _LEAST_WORK).tolist()
         self._belief, self._profile = belief.tolist(), workload.profile.tolist()
@@ -83,7 +82,7 @@ class Table:
         return len(self.at_hand)
 
     def add(self, number: int, now: float, profile_gpus: int = 0) -> Job:
-        """A job waits for GPUs. Of one that is yet to be profiled, on ``profile_gpus``, nothing is known."""
+        """A job waits for GPUs. If it is still to be profiled, on ``profile_gpus``, its speed is unknown."""
         job = Job(number, now, self._left[number], self._work[number], self._belief[number], self._profile[number])
         if profile_gpus:
             job.profile, job.profile_gpus, job.belief = -1, profile_gpus, math.nan
@@ -97,11 +96,11 @@ class Table:
         return self.at_hand[number]
 
     def profiled(self, job: Job) -> None:
-        """Its speed is known from now on, and how long it takes is believed."""
+        """Its speed is known from now on, and its length is believed."""
         job.profile, job.profile_gpus, job.belief = self._profile[job.number], 0, self._belief[job.number]
 
     def remove(self, number: int) -> None:
-        """A job that holds nothing has ended."""
+        """A job without GPUs has ended."""
         del self.at_hand[number]
         self._touched.add(number)
 
@@ -126,7 +125,7 @@ class Table:
     # The columns
 
     def _refresh(self) -> None:
-        """Rows of those who have come or changed, between those of who is as before."""
+        """Make rows of new and changed jobs, between the unchanged rows."""
         old, old_rows = self._numbers, self._rows.data
         old_alloc, start = self.alloc_gpus.data, self.alloc_start.data
         rows: list[bytes | memoryview] = []

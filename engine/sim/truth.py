@@ -1,8 +1,8 @@
-"""The truth of a simulation: how fast jobs train, what starts and stops cost, when jobs fail. Policies see none of this.
+"""The truth of a simulation: the speed of jobs, the costs of starts and stops, failures. Policies see none of this.
 
-The speed of a model that is known depends on the number of GPUs and on whether they are on one node or on several: 002 ch. 5.3.2.1
+The speed of a known model depends on the number of GPUs, and on whether they are on one node or on several: 002 ch. 5.3.2.1
 measures one communication time within a node and one between nodes, and leaves links of several speeds within a node to later work.
-So neither cells within a node nor the number of nodes beyond the first play a part in it.
+So neither cells within a node nor the number of nodes beyond one matter.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from ...policies.placement.cells import Grid
 from .run_options import Costs, Errors
 from .workload import Workload
 
-_FEW = 6  #: equals that take turns, of whom each group is looked at; more keep a GPU busy all the time
-LEAST_NOISE = 0.05  #: normal noise is cut off here: nothing is believed to take no time
-#: Standard error of the logarithm of what the maximum of iterations says of a job that stops at a metric: 002 fig. 5.1 has it spare up to
-#: 22 % of them for the best metric and 31 % for 99 % of that; evenly up to either, the root of the mean of log(1 - spared)^2 is 0.17.
+_FEW = 6  #: equals in turns up to which each subset is computed; more keep a GPU busy all the time
+LEAST_NOISE = 0.05  #: normal noise is cut off here, so that no job is believed to take no time
+#: Standard error of the logarithm, if the length of a job that stops at a metric is taken from its maximum of iterations: by 002 fig. 5.1
+#: it spares up to 22 % of them for the best metric, 31 % for 99 % of it; evenly up to either, the root mean of log(1 - spared)^2 is 0.17.
 EARLY_SHARE = 0.17
 
 
 def beliefs(workload: Workload, errors: Errors, seed: int) -> Floats:
-    """Believed work over true work, one a job; NaN where nothing is believed. What the submitter says counts before noise.
+    """Believed work over true work, one per job; NaN: no belief. The submitter's estimate counts before noise.
 
-    The error is of the job and stays, until what it has run corrects it (`errors_stay`): at every moment a job is believed to have so
-    many times the work left that it has, as an estimate from its steps and a mistaken pace or end would say. So a job never
-    overruns, and is never believed done.
+    Each job has one error, until its run corrects it (`errors_stay`): at every moment it is believed to have its true work left
+    times that factor, as estimated from its steps with a wrong pace or end. So a job never overruns its estimate, and is never
+    believed done.
     """
     factor = np.ones(len(workload))
-    if errors.duration or errors.bias or errors.unknown:  # else nothing is drawn, and loading NumPy's generators takes 10 ms
+    if errors.duration or errors.bias or errors.unknown:  # else there are no draws, and loading NumPy's generators takes 10 ms
         rng = np.random.default_rng([seed, 1])
         if errors.duration or errors.bias:
             factor = np.exp(rng.normal(errors.bias, errors.duration, len(workload)))
@@ -48,13 +48,13 @@ def beliefs(workload: Workload, errors: Errors, seed: int) -> Floats:
 
 
 def errors_stay(ran: Floats, errors: Errors) -> Bools:
-    """Whether what is believed of jobs that have run for ``ran`` seconds is still as wrong as it was at first."""
+    """Whether the belief of jobs that have run for ``ran`` seconds still has its first error."""
     stay: Bools = ran < errors.corrected
     return stay
 
 
 def unlearnt(progress: Floats, errors: Errors) -> Floats:
-    """What share of the way from its end to its maximum a job that stops at a metric is believed to go on, by its progress.
+    """The believed share of the way from a job's end to its maximum, by its progress, if it stops at a metric.
 
     002 fig. 5.7c: the error of the predicted iterations falls as metrics come in. Here it does so evenly, to 0 at ``errors.iterations``.
     """
@@ -75,15 +75,15 @@ class Truth:
         self._rate = cache(_rate)
 
     def fits(self) -> Bools:
-        """Jobs that the cluster can hold, one a job."""
+        """Whether the cluster can hold each job."""
         fits: Bools = self._workload.gpus_min <= len(self._grid.node)
         return fits
 
     def speed(self, job: int, gpus: Sequence[int], partners: list[int], batch: int = 0, progress: float = 0.0, kind: str = PACKED) -> float:
-        """Work a second: 1 on ``gpus_min`` GPUs of as few nodes as the cluster allows, alone, with the batch size that it came with.
+        """Work per second: 1 on ``gpus_min`` GPUs of as few nodes as the cluster allows, alone, with its submitted batch size.
 
-        ``partners``: jobs that share GPUs with it; ``batch``: the batch size that the policy chose, 0: none; ``progress``: share
-        of its work that is done, on which the efficiency of large batches depends; ``kind``: how it shares the GPUs.
+        ``partners``: jobs that share GPUs with it; ``batch``: the policy's batch size, 0: none; ``progress``: the done share of
+        its work, on which the efficiency of large batches depends; ``kind``: of its sharing.
         """
         profile = self._profile(job)
         if profile is not None and profile.goodput is not None and batch > 0:
@@ -103,11 +103,11 @@ class Truth:
         return alone * self._turns(job, partners) if kind == SWITCHED else alone / self._packing(job, partners)
 
     def _turns(self, job: int, partners: list[int]) -> float:
-        """Its speed of that alone where jobs take turns: who goes before has the GPU for as long as it computes, the others what is left.
+        """Its share of its speed alone if jobs take turns: a higher priority has the GPU for as long as it computes, others the rest.
 
-        Who goes before computes for the part of the time in which it keeps a GPU busy alone; where that is not known, all the time.
-        Equals have as many turns each, of a step of theirs, but for those that load too long to ask for so many; where steps are not known,
-        as much time each; or they slow each other as was measured of the pair.
+        A higher priority computes for the part of the time in which it keeps a GPU busy alone; if that is not known, all the time.
+        Equals have the same number of turns, each of one step, except those that load too long to ask for so many. If steps are not
+        known, they have equal time. Slowdowns measured for the pair come first.
         """
         everyone = (job, *partners)
         rank = {one: self._rank(one) for one in everyone}
@@ -122,15 +122,15 @@ class Truth:
             wanted, turns, slower = self._wanted(equals, below)
             given = _divided(wanted, turns, left)
             left -= sum(given)
-            if len(equals) == 1:  # after each of its steps the turn is handed down
+            if len(equals) == 1:  # after each of its steps the turn goes to lower priorities
                 left -= self._costs.turn / (self._step(equals[0]) * slower[0])
         at = equals.index(job)
         return given[at] / wanted[at] / slower[at]
 
     def _wanted(self, equals: Sequence[int], below: float) -> tuple[list[float], list[float], list[float]]:
-        """Of jobs of one priority: the part of the time that each would use, what its turns weigh, how many times longer its steps are.
+        """For jobs of one priority: the part of the time that each would use, the weight of its turns, and the factor on its steps.
 
-        ``below``: part of the time in which those of lower priorities would compute alone.
+        ``below``: part of the time in which jobs of lower priority would compute alone.
         """
         busy, steps = [self._busy(one) for one in equals], [self._step(one) for one in equals]
         if not all(map(math.isfinite, steps)):
@@ -149,17 +149,17 @@ class Truth:
         return int(precedence(None if kind is None else kind[job], priority))
 
     def _busy(self, job: int) -> float:
-        """Part of the time in which it keeps a GPU busy that it has alone."""
+        """Part of the time in which it keeps its GPU busy if it is alone."""
         profile = self._profile(job)
         return 1.0 if profile is None or not profile.utilisation > 0 else min(profile.utilisation, 1.0)  # NaN is not greater
 
     def _step(self, job: int) -> float:
-        """Seconds of a step of it alone, inf: not known."""
+        """Seconds of its step alone; inf: not known."""
         iterations, duration = float(self._workload.iterations[job]), float(self._workload.duration[job])
         return duration / iterations if iterations > 0 and duration > 0 else math.inf
 
     def _measured(self, slowdowns: Floats | None, job: int, partner: int) -> float | None:
-        """How many times longer it was measured to take beside another one."""
+        """The measured factor on its time beside another job; None: not measured."""
         rows = self._profiles[job], self._profiles[partner]
         measured = math.nan if slowdowns is None or min(rows) < 0 else float(slowdowns[rows])
         return None if math.isnan(measured) else measured
@@ -168,14 +168,14 @@ class Truth:
         return 1 if len(gpus) == 1 else len({self._node[gpu] for gpu in gpus})
 
     def _is_scattered(self, gpus: Sequence[int]) -> bool:
-        """Over more nodes than so many GPUs need."""
+        """Whether they are on more nodes than so many GPUs need."""
         nodes = self._nodes(gpus)
         return nodes > 1 and nodes > self._grid.nodes_needed(len(gpus), None)
 
     def _packing(self, job: int, partners: list[int]) -> float:
-        """How many times longer it takes because of who shares its GPUs.
+        """The factor on its time by the jobs that share its GPUs.
 
-        Unless said, as was measured of the pair, else what they use together beyond the whole of a GPU.
+        By the option, else as measured for the pair, else by their joint use beyond one whole GPU.
         """
         if self._costs.packing_slowdown is not None:
             return self._costs.packing_slowdown
@@ -189,12 +189,12 @@ class Truth:
         return self._workload.profiles[row] if row >= 0 else None
 
     def start_cost(self, job: int, gpus: Sequence[int], *, resumed: bool) -> float:
-        """Seconds from the grant of a lease until the job trains, on GPUs that are cold."""
+        """Seconds from the grant of a lease until the job trains, on cold GPUs."""
         costs = self._costs
         return costs.resume + costs.resume_per_gpu * (len(gpus) - 1) if resumed else costs.cold_start
 
     def time_to_failure(self, job: int, gpus: int, attempt: int, *, profile: bool = False) -> float:
-        """Seconds of training until it fails, inf: never. The draw is of the job and the attempt, whatever the policy does.
+        """Seconds of training until it fails; inf: never. The draw depends on the job and the attempt, not on the policy.
 
         Profiling runs are counted apart.
         """
@@ -206,12 +206,12 @@ class Truth:
 
 @lru_cache(maxsize=1024)
 def _cycles(loads: tuple[float, ...], turns: tuple[float, ...]) -> tuple[float, ...]:
-    """Seconds from a step to the next, at least, of jobs that load and then wait for those that asked before: each what it sees of the
-    others as if it were not there, as in the mean value analysis of closed networks (Reiser and Lavenberg 1980).
+    """Least seconds from one step to the next of jobs that load and then queue: each sees the others as if it were not there, as in
+    the mean value analysis of closed networks (Reiser and Lavenberg 1980).
 
-    Who does not load asks when its step is over, so another's step lies before it as a whole; who loads comes in the middle of one.
+    A job that does not load asks at the end of its step, so it waits for another's whole step; one that loads arrives during a step.
     """
-    seen: dict[tuple[int, ...], dict[int, float]] = {(): {}}  #: by who is there: the cycle of each
+    seen: dict[tuple[int, ...], dict[int, float]] = {(): {}}  #: by the present jobs: the cycle of each
     for size in range(1, len(loads) + 1):
         for there in combinations(range(len(loads)), size):
             seen[there] = {}
@@ -226,7 +226,7 @@ def _cycles(loads: tuple[float, ...], turns: tuple[float, ...]) -> tuple[float, 
 
 
 def _divided(wanted: Sequence[float], weights: Sequence[float], whole: float) -> list[float]:
-    """``whole`` divided among all by their weights; none gets more than it wants, and the others have what it leaves."""
+    """``whole`` divided by weights; none gets more than it wants, and the others share the rest."""
     given, left, weight = [0.0] * len(wanted), max(whole, 0.0), sum(weights)
     for number in sorted(range(len(wanted)), key=lambda one: wanted[one] / weights[one]):
         given[number] = min(wanted[number], left * weights[number] / weight)

@@ -1,4 +1,4 @@
-"""Which GPUs are cold, loading or warm, and for which backbone or model."""
+"""The state of GPUs, cold, loading or warm, and their backbone or model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KEPT_LOADED = 600.0  #: seconds after which a GPU without a job is cold, as on r
 
 
 class LoadedByJobs:
-    """Without pools (``warm: auto``): each GPU has the model loaded that trained there last, from that job's first step on.
+    """Without pools (``warm: auto``): each GPU has the model of its last job loaded, from that job's first step on.
 
     ``loading``: seconds until a cold GPU has loaded a model. Runners keep two models for a whole node.
     """
@@ -28,7 +28,7 @@ class LoadedByJobs:
         )
 
     def trains(self, model: str, gpus: Sequence[int], since: float) -> None:
-        """The model trains there from that moment on, and is loaded meanwhile for the next job. A model without a name is never warm."""
+        """The model trains there from that moment on, and is loaded for the next job meanwhile. A model without a name is never warm."""
         for gpu in gpus if self._loading else ():
             if self._model[gpu] != model:
                 self._model[gpu], self._ready_at[gpu] = model, since + self._loading
@@ -41,7 +41,7 @@ class LoadedByJobs:
 
 
 class WarmPools:
-    """Pools of warm GPUs as a policy sets them (`Plan.warm`), each for a backbone. ``loading``: as above."""
+    """A policy's pools of warm GPUs (`Plan.warm`), each for a backbone. ``loading``: as above."""
 
     def __init__(self, gpus: int, loading: float, now: float) -> None:
         self._loading, self._since = loading, now
@@ -63,7 +63,7 @@ class WarmPools:
                 self._ready_at[gpu] = -np.inf if there else now + self._loading
 
     def wait(self, backbone: str, gpus: Sequence[int], now: float) -> float | None:
-        """Seconds until all these GPUs have loaded it, 0: they have. None: not all are in its pool, so that the job starts cold."""
+        """Seconds until all these GPUs have loaded it; 0: they have. None: not all are in its pool, so the job starts cold."""
         if not backbone or any(self._backbone[gpu] != backbone for gpu in gpus):
             return None
         return max(0.0, *(self._ready_at[gpu] - now for gpu in gpus))

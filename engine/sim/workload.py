@@ -24,7 +24,7 @@ class Workload:
     key: Sequence[str]  #: the job's name in its source
     submitted: Floats
     duration: Floats  #: seconds of work on ``gpus_min`` GPUs, as few nodes as possible
-    most: Floats  #: the same if it ran to its maximum of iterations: more of a job that stops at a metric's target before
+    most: Floats  #: the same up to its maximum of iterations: more if it stops at a metric's target before
     gpus_min: Ints
     gpus_max: Ints
     priority: Ints
@@ -36,27 +36,27 @@ class Workload:
     tier_start: Ints  #: length n + 1
     tier_deadline: Floats
     tier_reward: Floats
-    estimate: Floats  #: what the submitter says that it takes (s), NaN: nothing
+    estimate: Floats  #: the submitter's estimate (s); NaN: none
     gpu_memory: Floats  #: bytes on each GPU, 0: unknown
     iterations: Floats  #: of the whole job, NaN: unknown
     batch_size: Ints  #: global batch size it asks for, 0: unknown
     profile: Ints  #: rows of ``profiles``, -1: none
     profiles: Sequence[Profile] = ()
-    by_performance: Sequence[bool] = field(default_factory=tuple)  #: stops at a metric's target; (): nobody does
+    by_performance: Sequence[bool] = field(default_factory=tuple)  #: stops at a metric's target; (): no job does
     kind: Strings | None = None  #: this and the next two as in `policies.contract.Jobs`
     backbone: Strings | None = None
     share: Strings | None = None
     slowdowns: Floats | None = None  #: of pairs of ``profiles``, as in `policies.contract.View`
-    switched_slowdowns: Floats | None = None  #: the same where they take turns as equals
+    switched_slowdowns: Floats | None = None  #: the same for turns as equals
     transfers: Transfers | None = None  #: as in `policies.contract.View`
-    #: GPUs that each job asks for as a gang, where it could also run on any number from ``gpus_min`` on: see `as_asked`. None: just these.
+    #: GPUs that each job asks for as a gang, though it could run on any number from ``gpus_min`` on: see `as_asked`. None: ``gpus_min``.
     asked: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.submitted)
 
     def last_deadline(self) -> Floats:
-        """One a job, inf: it has no deadline."""
+        """One per job; inf: it has no deadline."""
         last = np.full(len(self), np.inf)
         some = np.diff(self.tier_start) > 0
         last[some] = self.tier_deadline[self.tier_start[1:][some] - 1]
@@ -93,8 +93,8 @@ def make_workload(
 ) -> Workload:
     """Build a workload from plain columns in any order; rows of equal submission keep their order.
 
-    ``users`` and ``models`` are names, one a job; ``tiers`` are (absolute deadline, reward) of each job; a job has the profile
-    that bears the name of its model. Raises ValueError for columns of different lengths, for what is negative or not finite.
+    ``users`` and ``models`` are names, one per job; ``tiers`` are (absolute deadline, reward) of each job; a job has the profile
+    with the name of its model. Raises ValueError for columns of different lengths, and for negative or infinite values.
     """
     n = len(submitted)
     order = np.argsort(np.asarray(submitted, dtype=np.float64), kind="stable")
@@ -163,9 +163,9 @@ def make_workload(
 
 
 def as_asked(workload: Workload) -> Workload:
-    """The same for a policy that gives each job a gang of one size: the GPUs that its submitter asks for, no fewer and no more.
+    """The same for a policy that gives each job a gang of exactly the GPUs that its submitter asks for.
 
-    Work is in seconds on ``gpus_min`` GPUs, so its durations are those on these.
+    Work is in seconds on ``gpus_min`` GPUs, so durations are those on the gang.
     """
     asked = workload.asked
     if asked is None or (asked == workload.gpus_min).all():

@@ -1,4 +1,4 @@
-"""From the tree of a job to its JobSpecs: fields read, rules checked with the line of each field, arrays expanded."""
+"""From the tree of a job to its JobSpecs: reads fields, checks rules with the line of each field, expands arrays."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from .reading.units import is_relative
 
 
 class Recipe(Protocol):
-    """What is known here of a recipe: it can judge parameters, with errors such as ``params.lr: …``."""
+    """A recipe, as far as it is known here: it can check parameters, with errors such as ``params.lr: …``."""
 
     @property
     def needs(self) -> Sequence[str]: ...  # modules that not every installation has
 
     @property
-    def kind(self) -> Kind: ...  # of its jobs, unless they say another one
+    def kind(self) -> Kind: ...  # of its jobs, unless a job states another
 
     @property
     def answers(self) -> bool: ...  # its jobs may serve
@@ -43,19 +43,19 @@ class Recipe(Protocol):
     def resolve(self, given: Mapping[str, Any], backbone: str | None, /) -> object: ...
 
     def unusable(self, given: Mapping[str, Any], backbone: str | None, /) -> str | None:
-        """What is wrong with the files of the job's backbone, which have to be on this host."""
+        """The problem with the files of the job's backbone, which must be on this host; None: no problem."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What the reading of a job file depends on, besides the file."""
+    """The surroundings of a job file on which its reading depends."""
 
     now: float
     cwd: Path
-    recipes: Mapping[str, Recipe] | None = None  #: known recipes by name; None: not judged
+    recipes: Mapping[str, Recipe] | None = None  #: known recipes by name; None: recipes are not checked
     files: bool = True  #: whether scripts, directories and environment files must be there
-    environment: Mapping[str, str] | None = None  #: of this process, where jobs run on this host; None: nobody knows where they run
-    hint: Callable[[str], None] | None = None  #: is told what may be a mistake
+    environment: Mapping[str, str] | None = None  #: of this process, if jobs run on this host; None: the host is not known
+    hint: Callable[[str], None] | None = None  #: called with possible mistakes
 
     @classmethod
     def here(
@@ -71,9 +71,9 @@ class Context:
 
 
 def build(nodes: Sequence[Node], context: Context, fallback_name: str = "", places: Sequence[str] = ()) -> list[JobSpec]:
-    """The jobs of mappings that are already trees: those of a file, or one made of options. Several tells of all that is wrong.
+    """The jobs of mappings that are already trees: those of a file, or one made of options. Several has all mistakes.
 
-    ``places``: what each is called where a field is not one of a job, such as ``jobs[3]``.
+    ``places``: the name of each in errors about its fields, such as ``jobs[3]``.
     """
     errors = Gathered()
     drafts: list[_Draft] = []
@@ -128,15 +128,14 @@ def _draft(node: Node, context: Context, fallback_name: str, place: str) -> _Dra
         values.setdefault("kind", recipe.kind)
     read = values.keys() | (DEMANDS.keys() if "demand" in values else set())
     draft = _drafted(values, node, context, fallback_name)
-    if errors:  # what was not understood is not missed as well
+    if errors:  # a field that was not understood is not missing
         for field, problem in itertools.chain(problems(draft.spec), _surroundings(draft, draft.spec, context)):
             if field.partition(".")[0] in read & given.keys():
                 errors.add(draft.error(field, problem))
         errors.tell()
-    if not draft.spec.name:
-        raise draft.error("name", f"missing; give the job a name: {NAME_FORM}")
     for field, problem in itertools.chain(problems(draft.spec), _recurring(draft, given), _array_problems(draft)):
-        errors.add(draft.error(field, problem))
+        missing = field == "name" and not draft.spec.name
+        errors.add(draft.error(field, f"missing; give the job a name: {NAME_FORM}" if missing else problem))
     errors.tell()
     if context.hint is not None:
         for field, hint in _hints(draft, context):
@@ -180,7 +179,7 @@ def _final(draft: _Draft, context: Context) -> Iterator[JobSpec]:
 
 
 def _with_whole_backbone(spec: JobSpec) -> JobSpec:
-    """A backbone that is a directory is named by its absolute path, which means the same to every process; others are names."""
+    """A backbone that is a directory gets its absolute path, which means the same to every process; others are names."""
     if spec.recipe is None:
         return spec
     whole = {name: _whole_backbone(spec.workdir, value) for name in BACKBONES if isinstance(value := spec.params.get(name), str)}
@@ -200,7 +199,7 @@ def _absolute(base: Path, path: str) -> str:
         return str(base / path)
 
 
-# What must hold between fields, jobs and files
+# Rules between fields, jobs and files
 
 
 def _array_problems(draft: _Draft) -> Iterator[tuple[str, str]]:
@@ -218,7 +217,7 @@ def _recurring(draft: _Draft, given: Mapping[str, Node]) -> Iterator[tuple[str, 
 
 
 def _surroundings(draft: _Draft, spec: JobSpec, context: Context) -> Iterator[tuple[str, str]]:
-    """What is wrong with the recipe and the files that it names."""
+    """Problems of the recipe and of the files that it names."""
     if spec.recipe is not None and context.recipes is not None:
         yield from _recipe_problems(draft, spec, spec.recipe, context.recipes, context.files)
     if context.files:
@@ -309,7 +308,7 @@ def _check_cycles(drafts: Sequence[_Draft]) -> None:
 
 
 def _check_edges(drafts: Sequence[_Draft]) -> None:
-    """Bound what waiting arrays on each other multiply to."""
+    """Bound the number of edges, as arrays that wait for arrays multiply them."""
     sizes = {draft.spec.name: draft.size for draft in drafts}
     total = 0
     for draft in drafts:

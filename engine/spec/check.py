@@ -1,6 +1,6 @@
 """Rules that a JobSpec must fulfil, wherever it came from: on values, without files, clock or database.
 
-`load` runs them with the line of each field; the daemon runs `require_all` on what a client posts.
+`load` runs them with the line of each field; the daemon runs `require_all` on a client's submission.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .reading.units import LARGEST_SIZE, LATEST, LONGEST_DURATION, format_durati
 MAX_GPUS = 65_536
 MAX_PRIORITY = 1_000_000
 MAX_ITERATIONS = 10**12
-MAX_REWARD = 100.0  #: that of a strict deadline (002 ch. 5.3.3.2), so that jobs of many users compare
+MAX_REWARD = 100.0  #: that of a strict deadline (002 ch. 5.3.3.2), so that users' jobs are comparable
 MAX_RETRIES = 1_000
 MAX_ARGUMENTS = 1 << 17  #: bytes of all arguments, and of one variable: Linux' own bound for one (MAX_ARG_STRLEN)
 MAX_PARAMS = 1 << 16  #: bytes as JSON
@@ -34,7 +34,7 @@ MAX_DIFF = 4 << 20  #: characters of a diff: the command line cuts its own at a 
 MAX_AFTER = 10_000
 MAX_LABELS = 64
 MAX_JOBS = 10_000  #: of one submission
-MAX_RUNNING = 1_000_000  #: tasks of an array at once; more than there are: no cap
+MAX_RUNNING = 1_000_000  #: tasks of an array at once; a value above their number is no cap
 MAX_NAME = 200  #: characters of a recipe's or an entrypoint's name
 MAX_EDGES = 100_000  #: dependencies between the jobs of one submission
 CYCLE = "{} is a cycle, so none of them could start; remove one '{}'"
@@ -42,13 +42,13 @@ CYCLE = "{} is a cycle, so none of them could start; remove one '{}'"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 SNAPSHOT = re.compile(r"/[^\0]*|sha256:[0-9a-f]{64}")
 TASK = re.compile(NAME.pattern + r"\[\d+\]", re.ASCII)
-NAME_FORM = "up to 100 letters, digits, '.', '_' and '-', and not digits alone (those are job numbers)"
+NAME_FORM = "up to 100 letters of A to Z, digits, '.', '_' and '-', a letter or digit first, and not digits alone (those are job numbers)"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _ENTRYPOINT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 
 
 class Problem(NamedTuple):
-    field: str  #: as it is called in YAML
+    field: str  #: its name in YAML
     problem: str
 
 
@@ -61,7 +61,7 @@ def problems(spec: JobSpec) -> Iterator[Problem]:
 
 
 def require(spec: JobSpec) -> None:
-    """Raise what is wrong as UsageErrors that name the job and the field."""
+    """Raise all problems as UsageErrors that name the job and the field."""
     errors = Gathered()
     for field, problem in problems(spec):
         errors.add(UsageError(one_line(f"{spec.name[:120]}: {field}: {problem}")))
@@ -69,7 +69,7 @@ def require(spec: JobSpec) -> None:
 
 
 def require_all(specs: Sequence[JobSpec]) -> None:
-    """`require` for each job of one submission, and what must hold between them."""
+    """`require` for each job of one submission, and the rules between them."""
     if len(specs) > MAX_JOBS or sum(len(spec.after) for spec in specs) > MAX_EDGES:
         raise UsageError(f"jobs: at most {MAX_JOBS} jobs with {MAX_EDGES} dependencies fit into one submission; split it")
     errors = Gathered()
@@ -94,7 +94,7 @@ def require_all(specs: Sequence[JobSpec]) -> None:
 
 
 def require_provenance(provenance: Provenance) -> None:
-    """Raise the first problem of where a submission says that it comes from as a UsageError."""
+    """Raise the first problem of a submission's provenance as a UsageError."""
     given = provenance
     texts = {
         "argv": "\0".join(given.argv),
@@ -113,7 +113,7 @@ def require_provenance(provenance: Provenance) -> None:
 
 
 def require_time(spec: JobSpec, now: float) -> None:
-    """Raise a UsageError when a deadline has passed. Apart from `require`: a submission may be repeated when it has."""
+    """Raise a UsageError if a deadline has passed. Apart from `require`, as a submission may be repeated after its deadline."""
     for tier in spec.demand.tiers:
         if tier.deadline <= now:
             field = "deadline" if spec.demand.kind == "strict" else "soft"
@@ -202,11 +202,11 @@ def _work(spec: JobSpec) -> Iterator[Problem]:
 
 
 def _serving(spec: JobSpec) -> Iterator[Problem]:
-    """A server has no end, so that nothing which needs one is said of it."""
+    """A server has no end, so fields that need one are refused."""
     if spec.kind != SERVES:
         return
     if spec.command is not None:
-        yield Problem("kind", "infer serves a recipe or an entrypoint, whose task answers; a command that serves is of kind train")
+        yield Problem("kind", "infer is for a recipe or an entrypoint whose task answers; give a command that serves the kind train")
     if (spec.gpus_min, spec.gpus_max) != (1, 1):
         yield Problem("gpus", "a server has one GPU; leave it out, and for several servers submit an array")
     ends = {
@@ -243,7 +243,7 @@ def _weights(spec: JobSpec) -> Iterator[Problem]:
         return
     job, file = spec.weights_job, spec.weights_file
     if spec.command is not None:
-        yield Problem("weights", "is for a recipe or an entrypoint, whose loop is ours; a command reads what it begins with itself")
+        yield Problem("weights", "is for a recipe or an entrypoint; a command loads its weights itself")
     elif job is not None and not (0 < len(job) <= MAX_NAME and job.isprintable() and job.strip() == job):
         yield Problem("weights", f"must name a job, such as {FROM_JOB}encoder, not {shown(spec.weights)}")
     elif file is not None and not (file.startswith("/") and file.isprintable() and len(file) <= 4096):
@@ -263,12 +263,12 @@ def _begin(spec: JobSpec) -> Iterator[Problem]:
     if spec.recipe is None or spec.kind == SERVES:
         yield Problem("begin", "is for a job that fine-tunes a backbone by a recipe, such as text-classifier; remove it")
     if spec.replicas is not None:
-        yield Problem("begin", "is not carried out with replicas; name a file or a job in weights, or remove it")
+        yield Problem("begin", "does not work with replicas; name a file or a job in weights, or remove it")
     if spec.params.get("layers") == "head" and spec.params.get("petl") in (None, "full"):
-        yield Problem("begin", "with layers: head nothing is trained but the head, which each job has for itself; train more, or remove it")
+        yield Problem("begin", "with layers: head only the head is trained, and each job has its own; train more, or remove it")
     for field, given in (("weights", spec.weights), ("params.adapter", spec.params.get("adapter"))):
         if given:
-            yield Problem("begin", f"and {field} both say what it begins with; keep one of them")
+            yield Problem("begin", f"and {field} both set the initial weights; keep one of them")
 
 
 def _merge(spec: JobSpec) -> Iterator[Problem]:
@@ -277,7 +277,7 @@ def _merge(spec: JobSpec) -> Iterator[Problem]:
     job = spec.merge_job
     if spec.merge == "compute":
         yield Problem(
-            "merge", "compute is what share: {gpu: packed} does, with warm starts: jobs on one GPU, their backbone there once; write that"
+            "merge", "for compute write share: {gpu: packed}; with warm starts its jobs on one GPU have their backbone there once"
         )
     elif job is None and spec.merge != "transfer":
         yield Problem("merge", f"must be transfer, never or {FROM_JOB}NAME, not {shown(spec.merge)}")
@@ -286,14 +286,14 @@ def _merge(spec: JobSpec) -> Iterator[Problem]:
     if spec.recipe is None or spec.kind == SERVES:
         yield Problem("merge", "is for a job that fine-tunes a backbone by a recipe, such as text-classifier; remove it")
     if spec.params.get("layers") == "head" and spec.params.get("petl") in (None, "full"):
-        yield Problem("merge", "with layers: head nothing is trained but the head, which each job has for itself; train more, or remove it")
+        yield Problem("merge", "with layers: head only the head is trained, and each job has its own; train more, or remove it")
     if spec.gpus_max > 1:
         yield Problem("merge", f"is for jobs on one GPU, and this one takes up to {spec.gpus_max}; give gpus: 1, or remove it")
     taken = {"replicas": spec.replicas, "reuse": spec.reuse, "memory": spec.memory, "weights": spec.weights}
     taken |= {"begin": spec.begin_job if job is None else spec.begin if spec.begin != "never" else None}
     for field, given in (*taken.items(), ("params.adapter", spec.params.get("adapter"))):
         if given:
-            yield Problem("merge", f"is not carried out with {field}; remove one of them")
+            yield Problem("merge", f"does not work with {field}; remove one of them")
 
 
 def _loading(spec: JobSpec) -> Iterator[Problem]:
@@ -304,7 +304,7 @@ def _loading(spec: JobSpec) -> Iterator[Problem]:
         given.append(("pipeline", pipeline_problems(spec.pipeline)))
     for block, found in given:
         if spec.command is not None:
-            yield Problem(block, "is for a recipe or an entrypoint, whose loop is ours; a script uses stoker.loaders (docs/loaders.md)")
+            yield Problem(block, "is for a recipe or an entrypoint; a script uses stoker.loaders (docs/loaders.md)")
         yield from (Problem(*each) for each in found)
 
 
@@ -317,7 +317,7 @@ def _surroundings(spec: JobSpec) -> Iterator[Problem]:
         field = f"env.{name}"
         if not _VARIABLE.fullmatch(name):
             yield Problem("env", f"{shown(name)} is not a variable's name; use letters, digits and '_'")
-        elif name.startswith("STOKER_") or name == "CUDA_VISIBLE_DEVICES":
+        elif (name.startswith("STOKER_") and name != "STOKER_THREADS") or name == "CUDA_VISIBLE_DEVICES":
             yield Problem(field, "is set by Stoker when the job starts; remove it")
         elif len(value.encode(errors="replace")) > MAX_ARGUMENTS:
             yield Problem(field, f"longer than {MAX_ARGUMENTS >> 10} KiB; put it into a file")
@@ -328,7 +328,7 @@ def _surroundings(spec: JobSpec) -> Iterator[Problem]:
             yield Problem(field, f"must be an absolute path, not {shown(path)}")
     for part in (*(spec.command or ()), *spec.env.values(), spec.workdir, spec.env_file or ""):
         if "\0" in part:
-            yield Problem("command" if part in (spec.command or ()) else "env", "holds a NUL character, which no program can be given")
+            yield Problem("command" if part in (spec.command or ()) else "env", "holds a NUL character, which no program accepts")
 
 
 def _params(spec: JobSpec) -> Iterator[Problem]:
@@ -353,7 +353,7 @@ def _json_problem(value: Any, depth: int = 0) -> str | None:
     if isinstance(value, float) and not math.isfinite(value):
         return "must be a finite number"
     if isinstance(value, str) and "\0" in value:
-        return "holds a NUL character, which no program can be given"
+        return "holds a NUL character, which no program accepts"
     if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
         return "must fit into 64 bits; put it in quotes to pass it as text"
     children = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
@@ -426,7 +426,7 @@ def _recurring(spec: JobSpec) -> Iterator[Problem]:
         yield Problem("cron", "an array cannot recur; let a recurring job submit it")
     if spec.idempotency_key is not None:
         yield Problem(
-            "idempotency_key", "a recurring job is submitted again and again, and the key would refuse all but the first; remove it"
+            "idempotency_key", "a recurring job is submitted again and again, and the key would refuse all except the first; remove it"
         )
     try:
         cron.normalise(spec.cron)

@@ -1,4 +1,4 @@
-"""The same job by command-line options: one table makes the options, their help and the tree that `build` validates.
+"""A job by command-line options: one table makes the options, their help and the tree that `build` validates.
 
 Values become nodes whose mark is the option, so an error reads ``--gpus: must be at least 1, not 0``.
 """
@@ -105,12 +105,12 @@ class Option:
 
     @property
     def name(self) -> str:
-        """``--gpu-memory`` of ``--gpu-memory``, the long one of ``-g/--gpus``."""
+        """``--gpu-memory`` for ``--gpu-memory``, the long name for ``-g/--gpus``."""
         return self.flags.rpartition("/")[2]
 
     @property
     def parameter(self) -> str:
-        """What click calls it."""
+        """Its name in click."""
         return self.name.removeprefix("--").replace("-", "_")
 
     def node(self, value: Any) -> Node:
@@ -139,9 +139,9 @@ OPTIONS: tuple[Option, ...] = (
     Option("-p/--param", "params", "Parameter of the recipe or command.", "NAME=VALUE", _value, keyed=True),
     Option("--kind", "kind", "train, finetune, prompt or infer."),
     Option("--backbone", "backbone", "Pre-trained model that it starts from, by name or directory."),
-    Option("--weights", "weights", "What it begins with: the newest checkpoint of a job, or a file of weights.", "job:JOB|FILE"),
-    Option("--begin", "begin", "Of a fine-tuning: with the adapter of an ended job of its backbone.", "auto|job:JOB|never"),
-    Option("--merge", "merge", "Of a fine-tuning: trained together with another job at first.", "job:JOB|transfer|never"),
+    Option("--weights", "weights", "Initial weights: the newest checkpoint of a job, or a file.", "job:JOB|FILE"),
+    Option("--begin", "begin", "Initial adapter of a fine-tuning: that of an ended job of its backbone.", "auto|job:JOB|never"),
+    Option("--merge", "merge", "Train the first steps of a fine-tuning together with another job.", "job:JOB|transfer|never"),
     Option("--pool", "pool", "Pool of GPUs."),
     Option("--user", "user", "Owner, when not yourself."),
     Option("--priority", "priority", "Larger is more urgent.", "N", _scalar),
@@ -150,10 +150,10 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "--share",
         "share.gpu",
-        "packed: other jobs may be on its GPUs; switched: they take turns; exclusive: never.",
+        "packed: other jobs may share its GPUs; switched: they take turns; exclusive: none.",
         "packed|switched|exclusive",
     ),
-    Option("--share-input", "share.input", "Share loaded batches with the jobs of yours that name the same.", "NAME"),
+    Option("--share-input", "share.input", "Share loaded batches with your other jobs that give this name.", "NAME"),
     Option("--best-effort", "demand", "No deadline, also when the file has one.", read=_best_effort, flag=True),
     Option("--deadline", "deadline", "Strict deadline: a duration, or a time; 18:30 is the next one, in local time.", "WHEN", _scalar),
     Option("--soft", "soft", "Step of a soft deadline, such as 2h=80 or 18:30=80; at most 100.", "WHEN=REWARD", _step, many=True),
@@ -164,7 +164,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("--max-iterations", "stop.max_iterations", "Stop after so many iterations even if the target is not met.", "N", _scalar),
     Option("-e/--env", "env", "Environment variable; secrets belong in --env-file.", "NAME=VALUE", keyed=True),
     Option("--env-file", "env_file", "File of NAME=VALUE lines, read by the runner; its values are never stored.", "FILE"),
-    Option("--workdir", "workdir", "Where the job runs; by default here.", "DIR"),
+    Option("--workdir", "workdir", "Directory in which the job runs; by default this one.", "DIR"),
     Option("--reuse", "reuse", "Uses of each decoded sample, or a block such as {repeat: 3, switch: plateau}.", "N", _value),
     Option("--pipeline/--tune", "pipeline.tune", "Decode beside the training, sized by this tuner, such as rate.", "TUNER"),
     Option("--set", "", "Field of a block that has no option of its own.", "BLOCK.FIELD=VALUE", _value, keyed=True),
@@ -172,8 +172,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("--backoff", "retries.backoff", "Pause before the first retry, doubled for each further one.", "DURATION", _scalar),
     Option("--timeout", "timeout", "Longest time of one attempt.", "DURATION", _scalar),
     Option("--grace", "grace", "Time between the request to stop and the kill.", "DURATION", _scalar),
-    Option("--warm", "warm", "off: it starts in a fresh process, whatever has been loaded already.", "auto|off"),
-    Option("--hang-after", "hang_after", "No report for so long, while the GPU idles, means that it hangs.", "DURATION", _scalar),
+    Option("--warm", "warm", "off: always start in a fresh process.", "auto|off"),
+    Option("--hang-after", "hang_after", "Time without a report, while the GPU idles, until it counts as hanging.", "DURATION", _scalar),
     Option("--estimate", "estimate", "Duration that you expect.", "DURATION", _scalar),
     Option("--idempotency-key", "idempotency_key", "A second submission with the same key is not run again.", "KEY"),
     Option("-l/--label", "labels", "Label for your own queries.", "NAME=VALUE", keyed=True),
@@ -230,7 +230,7 @@ def _put(entries: dict[str, Node], path: str, node: Node, option: str) -> None:
 
 
 def _set(entries: dict[str, Node], option: Option, values: Sequence[str]) -> None:
-    """``block.field=value``: the errors name the field, as the option alone would not tell where."""
+    """``block.field=value``: errors name the field, as the option is the same for all."""
     for item in values:
         given = option.node([item]).value
         assert isinstance(given, dict)

@@ -6,7 +6,7 @@ import re
 from datetime import UTC, datetime
 
 _FIELDS = ("minute", "hour", "day", "month", "weekday")
-#: APScheduler's own patterns of names have no end, so that it takes `mon-fri/2` for `mon-fri`.
+#: APScheduler's own patterns of names are open at the end, so it takes `mon-fri/2` for `mon-fri`.
 _PART = re.compile(r"\*(/[0-9]+)?|[0-9]+(-[0-9]+)?(/[0-9]+)?|[a-z]{3}(-[a-z]{3})?")
 _DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 FORM = "five fields 'minute hour day month weekday', such as '30 2 * * mon-fri'"
@@ -34,7 +34,7 @@ def normalise(text: str) -> str:
 
 
 def _weekday(part: str) -> list[str]:
-    """Names of the days of ``1-5``, ``*/2``, ``7``; what already has names is left to APScheduler."""
+    """Names of the days of ``1-5``, ``*/2``, ``7``; parts with names are left to APScheduler."""
     span, _, step = part.partition("/")
     first, dash, last = span.partition("-")
     if span == "*" and step.isdecimal():

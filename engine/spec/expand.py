@@ -1,4 +1,4 @@
-"""From what was written to the jobs that are submitted: array grids, dependencies on arrays, firings of recurring jobs."""
+"""From written jobs to submitted ones: array grids, dependencies on arrays, firings of recurring jobs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .reading.params import substitute, substitute_command
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """A grid of parameters: one task a combination, the last parameter varying fastest."""
+    """A grid of parameters: one task per combination, the last parameter varying fastest."""
 
     grid: Mapping[str, Sequence[Any]]
     max_running: int | None = None
-    copies: int = 1  #: tasks of each combination, which differ in nothing but their index
+    copies: int = 1  #: tasks of each combination, which differ only in their index
 
     @property
     def size(self) -> int:
@@ -40,7 +40,7 @@ def _task(spec: JobSpec, array: Array, index: int, values: dict[str, Any]) -> Jo
         params={**spec.params, **values},
         command=None if spec.command is None else substitute_command(spec.command, values),
         env={name: substitute(value, values) for name, value in spec.env.items()},
-        # One key for all would make the second task a repetition of the first.
+        # With one key for all the second task would be a repetition of the first.
         idempotency_key=None if spec.idempotency_key is None else f"{spec.idempotency_key}[{index}]",
         array_index=index,
         array_size=array.size,
@@ -66,14 +66,14 @@ def _each(dependency: Dependency, arrays: Mapping[str, int]) -> list[Dependency]
 
 
 def with_deadlines(specs: Sequence[JobSpec]) -> list[int]:
-    """Rows of the jobs with deadlines; of an array its first and its last task stand for all."""
+    """Rows of the jobs with deadlines; the first and the last task of an array stand for all."""
     return [
         row for row, spec in enumerate(specs) if spec.deadline is not None and spec.array_index in (None, 0, (spec.array_size or 0) - 1)
     ]
 
 
 def submissions(specs: Sequence[JobSpec]) -> list[list[JobSpec]]:
-    """What goes into one request each: all ordinary jobs together, so that a file is taken whole or not at all, then each recurring one."""
+    """The jobs of each request: first all ordinary ones, so that a file is taken whole or not at all, then each recurring one."""
     ordinary = [spec for spec in specs if spec.cron is None]
     return ([ordinary] if ordinary else []) + [[spec] for spec in specs if spec.cron is not None]
 

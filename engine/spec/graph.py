@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 
 def find_cycle(needs: Mapping[str, Iterable[str]]) -> list[str]:
-    """Names around a cycle, the first one repeated at the end; [] when there is none. What has no entry cannot close one.
+    """Names around a cycle, the first one repeated at the end; [] if there is none. Names without an entry need no others.
 
     A depth-first search without recursion: a chain may be as long as a submission.
     """

@@ -1,4 +1,4 @@
-"""Hints on possible mistakes: said when a job is submitted, which is taken all the same. None of its code runs for that."""
+"""Hints on possible mistakes at a submission, which is still accepted. They run none of the job's code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ELSEWHERE = "on the runner's host it may be there"
 
 
 def unfilled(spec: JobSpec, grid: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Placeholders such as ``{lrr}`` that stay as they are, where a parameter has about that name."""
+    """Placeholders such as ``{lrr}`` that stay unfilled, while a parameter has a similar name."""
     texts = [("command", word) for word in spec.command or ()] + [(f"env.{name}", value) for name, value in spec.env.items()]
     for field, word in dict.fromkeys((field, found) for field, text in texts for found in _WORD.findall(text)):
         if word in grid:
@@ -31,13 +31,13 @@ def unfilled(spec: JobSpec, grid: Collection[str]) -> Iterator[tuple[str, str]]:
 
 
 def missing_modules(spec: JobSpec, needs: Sequence[str], environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """What a recipe (which ``needs`` these modules) or an entrypoint would not find, were it started here."""
+    """Modules that a recipe (which ``needs`` these) or an entrypoint would not find if it started here."""
     if absent := [name for name in needs if missing(name, ()) is not None]:
         yield (
             "recipe",
-            f"needs {' and '.join(absent)}, which this Python has not: pip install '.[recipes]' in Stoker's source tree; {_ELSEWHERE}",
+            f"needs {' and '.join(absent)}, which this Python lacks: pip install '.[recipes]' in Stoker's source tree; {_ELSEWHERE}",
         )
-    if spec.entrypoint is None or spec.env_file is not None:  # the file may say where modules are
+    if spec.entrypoint is None or spec.env_file is not None:  # the file may set the modules' path
         return
     path = spec.env.get("PYTHONPATH", environment.get("PYTHONPATH", ""))
     folders = [spec.workdir, *(str(Path(spec.workdir, folder)) for folder in path.split(os.pathsep) if folder)]
@@ -48,7 +48,7 @@ def missing_modules(spec: JobSpec, needs: Sequence[str], environment: Mapping[st
 
 
 def missing(module: str, folders: Sequence[str]) -> str | None:
-    """The part of a dotted name that is neither in these folders nor installed here; None: all is there, or it cannot be told."""
+    """The part of a dotted name that is neither in these folders nor installed here; None: all is there, or it is not known."""
     top, *rest = module.split(".")
     try:
         found = PathFinder.find_spec(top, list(folders)) or importlib.util.find_spec(top)
@@ -57,7 +57,7 @@ def missing(module: str, folders: Sequence[str]) -> str | None:
             if found is None or _finds_its_own(found):
                 break
             name = f"{name}.{part}"
-            # By its last part: the whole name would have its parents imported.
+            # By its last part: the whole name would import its parents.
             found = PathFinder.find_spec(part, list(found.submodule_search_locations or ()))
     except (ImportError, ValueError, OSError):
         return None
@@ -65,7 +65,7 @@ def missing(module: str, folders: Sequence[str]) -> str | None:
 
 
 def _finds_its_own(package: ModuleSpec) -> bool:
-    """Whether its code may say where its modules are."""
+    """Whether its code may set the place of its modules."""
     return bool(package.has_location and package.origin) and "__path__" in Path(str(package.origin)).read_text(errors="replace")
 
 

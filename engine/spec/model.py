@@ -15,17 +15,15 @@ import msgspec
 
 Kind = Literal["train", "finetune", "prompt", "infer"]
 SERVES = "infer"  #: the kind of a job that answers requests until it is cancelled
-Tuner = Literal["rate", "fixed", "unoptimised", "uniform", "dqn", "rate+dqn"]  #: who sizes a pipeline (`known_controllers` of the runners)
-Retired = Literal[
-    "autotune", "autotune-adaptive", "plumber", "plumber-adaptive"
-]  #: those that jobs of before may name: the default sizes them
+Tuner = Literal["rate", "fixed", "unoptimised", "uniform", "dqn", "rate+dqn"]  #: of a pipeline (`known_controllers` of the runners)
+Retired = Literal["autotune", "autotune-adaptive", "plumber", "plumber-adaptive"]  #: in old jobs, which now get the default
 Stage = Literal["decode", "augment", "batch"]  #: of a job's pipeline, whose workers can be set
-#: params that are other numbers in the same operations, by the names that they go by
+#: names of params that only change numbers in the same operations
 _SAME_SPEED = frozenset({"seed", "lr", "learning_rate", "weight_decay"})
 _GROUP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 REPLAY = "replay"  #: in place of a size of ``share.memory``
-FROM_JOB = "job:"  #: how ``weights`` begins that are those of a job
-#: params by which recipes call their backbone
+FROM_JOB = "job:"  #: prefix of ``weights`` that come from a job
+#: recipes' names for the param of their backbone
 BACKBONES = ("model", "backbone")
 Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 50, extra={"unit": "bytes"})]  #: people write 2GiB
 Duration = Annotated[float, msgspec.Meta(ge=0, le=100 * 365.25 * 86_400, extra={"unit": "s"})]  #: people write 10m
@@ -39,7 +37,7 @@ class Tier(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class Demand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is wanted of time: nothing, a strict deadline (one tier), or soft steps (002 ch. 5.3)."""
+    """The wanted completion time: none, a strict deadline (one tier), or soft steps (002 ch. 5.3)."""
 
     kind: Literal["best-effort", "soft", "strict"] = "best-effort"
     tiers: tuple[Tier, ...] = ()  #: earliest first
@@ -72,13 +70,13 @@ class Dependency(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Switch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When the stage without reuse begins, for good (004 ch. 4.4.1, 4.4.5)."""
+    """The final switch to the stage without reuse (004 ch. 4.4.1, 4.4.5)."""
 
     on: Literal["plateau", "epochs", "fraction"] = "plateau"
     epochs: float | None = None  #: passes over the data (each sample then has been used ``repeat`` times as often); on: epochs
-    fraction: float = 0.25  #: of all steps, left for the stage without reuse; with a plateau it is the least that is left
-    watch: str | None = None  #: the metric of a plateau; None: what the task evaluates, or else the loss on first uses
-    mode: Literal["max", "min"] | None = None  #: whether it is to rise or to fall; None: to fall where its name says loss or error
+    fraction: float = 0.25  #: of all steps, for the stage without reuse; with a plateau the least such fraction
+    watch: str | None = None  #: the metric of a plateau; None: one that the task evaluates, or else the loss on first uses
+    mode: Literal["max", "min"] | None = None  #: whether it should rise or fall; None: fall if its name has loss or error
     min_epochs: float = 1.0  #: no plateau before so many passes over the data
     patience: int = 3  #: looks without an improvement that make a plateau
     min_delta: float = 0.002  #: relative improvement that counts as one
@@ -87,10 +85,10 @@ class Switch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class Reuse(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """PerFect: decoded samples are used several times, then the training goes on without reuse (004 ch. 4)."""
 
-    repeat: int = 3  #: uses of each sample in a pass; 1: none is used again
+    repeat: int = 3  #: uses of each sample in a pass; 1: no reuse
     shuffle_buffer: int | None = None  #: decoded samples that a rank holds; None: ``shuffle_batches``
     shuffle_batches: float = 3.0  #: the same in batches of the rank (004 ch. 4.4.2: 3 were enough where 1 was not)
-    memory: int = 1 << 30  #: bytes of decoded samples that a rank holds at most
+    memory: int = 1 << 30  #: most bytes of decoded samples that a rank holds
     augment: Literal["each-use", "once"] = "each-use"
     switch: Switch = Switch()
     schedule: Literal["onecycle", "cosine"] = "onecycle"  #: of the learning rate after the switch
@@ -100,13 +98,13 @@ class Reuse(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class PipelineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Decoding in stages that run beside the training, sized while they run (003)."""
 
-    tune: Tuner | Retired = "rate"  #: who sizes it
+    tune: Tuner | Retired = "rate"  #: the controller of its sizes
     processes: bool = False  #: workers are processes, for code that holds the interpreter's lock
-    workers: dict[str, int] = {}  #: to begin with, by `Stage`; without tuning: for good
+    workers: dict[str, int] = {}  #: at first, by `Stage`; without tuning for good
     memory: int | None = None
     """Bytes that the process of each rank and its worker processes may use together, the model included: autotuned's ``memory``.
 
-    None: what the machine or its control group has.
+    None: all of the machine or its control group.
     """
     interval: float = 2.0  #: seconds between two decisions
 
@@ -116,27 +114,27 @@ class PipelineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A block of a job that follows from its type alone.
+    """A block of a job that is read and checked by its type alone.
 
     A new one is a subclass and the line ``name: Subclass | None = None`` in `JobSpec`: `reading.blocks` reads it from YAML and from
     ``--set name.field=value``. What is not to be left out stands in docs/job-spec.md.
     """
 
-    changes_speed: ClassVar[bool] = True  #: whether a GPU does something else in a step because of it, see `JobSpec.signature`
+    changes_speed: ClassVar[bool] = True  #: whether it changes a GPU's work in a step, see `JobSpec.signature`
 
     def problems(self, spec: JobSpec, /) -> Iterator[tuple[str, str]]:
-        """Field of the block ("": the block itself), and what is wrong with it besides its type."""
+        """Field of the block ("": the block itself), and a problem with it other than its type."""
         yield from ()
 
 
 class Share(Block, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whether a job may share its GPUs with others, and with how much of them."""
+    """Whether a job may share its GPUs with others, and how much of them it takes."""
 
-    changes_speed: ClassVar[bool] = False  # speeds are those of a job that has its GPUs alone
+    changes_speed: ClassVar[bool] = False  # speeds are those of a job alone on its GPUs
 
     gpu: Literal["exclusive", "packed", "switched"] = "exclusive"  #: the kind of group (policies.contract) that it may be in
-    #: bytes that it takes of each shared GPU; None: ``gpu_memory``; replay: that while it has the turn, and else what it keeps between its
-    #: steps, as it gives a step up for a higher priority and does it again
+    #: bytes that it takes of each shared GPU; None: ``gpu_memory``; replay: that during its turn, otherwise only the memory that it keeps
+    #: between steps, as it gives a step up for a higher priority and repeats it
     memory: Size | Literal["replay"] | None = None
     #: jobs of a user that name the same share their input: each batch is made by one of them
     input: str | None = None
@@ -147,7 +145,7 @@ class Share(Block, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def bytes(self) -> int | None:
-        """Of each shared GPU, where it says a size."""
+        """Bytes of each shared GPU, if it gives a size."""
         return self.memory if isinstance(self.memory, int) else None
 
     def problems(self, spec: JobSpec, /) -> Iterator[tuple[str, str]]:
@@ -156,9 +154,9 @@ class Share(Block, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if self.input is not None and not _GROUP.fullmatch(self.input):
             yield "input", f"must be up to 100 letters, digits, '.', '_' and '-', not {self.input[:100]!r}"
         if self.input is not None and spec.command is not None:
-            yield "input", "is for a recipe or an entrypoint, whose batches Stoker makes; remove it, or write an entrypoint"
+            yield "input", "is for a recipe or an entrypoint, as Stoker makes their batches; remove it, or write an entrypoint"
         if self.input is not None and spec.kind == "infer":
-            yield "input", "is for trainings, which go through the same batches; remove it"
+            yield "input", "is for trainings; remove it"
         if self.input is not None and spec.reuse is not None and spec.reuse.repeat > 1:
             yield "input", "cannot go with reuse, which draws each batch from a buffer of the job's own; remove one of them"
         if self.replays:
@@ -170,26 +168,26 @@ class Share(Block, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def _unfit_to_replay(share: Share, spec: JobSpec) -> Iterator[tuple[str, str]]:
-    what = "replay gives a step up for a job that goes before, "
+    what = "replay gives a step up for a job of higher priority, "
     if share.gpu != "switched":
         yield "memory", what + "so it is for jobs that take turns; write gpu: switched beside it, or remove it"
     if spec.command is not None:
         yield "memory", what + "which Stoker cannot do to a command; remove it, or write an entrypoint"
     if spec.memory is not None and spec.memory.cap is not None:
-        yield "memory", what + "which has moved weights already where parts are swapped; remove it, or memory.cap"
+        yield "memory", what + "but with memory.cap a step may have moved weights already; remove it, or memory.cap"
     if spec.reuse is not None and spec.reuse.repeat > 1:
-        yield "memory", what + "whose samples are used up where they are reused; remove it, or reuse"
+        yield "memory", what + "but with reuse its samples are used up; remove it, or reuse"
     if spec.params.get("features") == "kept":
-        yield "memory", what + "and what is kept of features is not taken back; remove it, or params.features"
+        yield "memory", what + "but features kept in it are not taken back; remove it, or params.features"
 
 
 class Memory(Block, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much memory of its GPU a training may use, and of how many batches a step is (004 ch. 3)."""
+    """The GPU memory that a training may use, and the batches of a step (004 ch. 3)."""
 
     cap: Size | None = None  #: bytes of the GPU; the model's parts are swapped in and out to stay below
-    #: batches of a step, whose gradients are averaged; auto: chosen where the job is submitted, so no stored job has it
+    #: batches of a step, whose gradients are averaged; auto: chosen at submission, so no stored job has it
     accumulate: Annotated[int, msgspec.Meta(ge=1, le=4096)] | Literal["auto"] = 1
-    swap: Literal["auto", "off", "force"] = "auto"  #: auto: as few parts as the cap allows, one where all fits; force: two at least
+    swap: Literal["auto", "off", "force"] = "auto"  #: auto: as few parts as the cap allows, one if all fits; force: two at least
 
     @property
     def batches(self) -> int:
@@ -198,15 +196,15 @@ class Memory(Block, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def problems(self, spec: JobSpec, /) -> Iterator[tuple[str, str]]:
         if spec.command is not None:
-            yield "", "is for a job with a recipe or an entrypoint: a command keeps its memory itself"
+            yield "", "is for a job with a recipe or an entrypoint: a command manages its memory itself"
         if self.accumulate == "auto" and self.cap is None:
-            yield "accumulate", "auto is the fewest batches that hide the loading of parts, so it needs a cap; add one, or write a number"
+            yield "accumulate", "auto needs a cap, to find the fewest batches that hide the loading of parts; add one, or write a number"
         if self.swap == "off" and self.cap is not None:
-            yield "cap", "is what swapping keeps to; remove it, or swap: off"
+            yield "cap", "is a limit for swapping; remove it, or swap: off"
         if self.swap == "force" and self.cap is None:
             yield "swap", "force needs a cap, such as cap: 600MiB"
         if self.cap is not None and 0 < spec.gpu_memory < self.cap:
-            yield "cap", f"is more than gpu_memory, {spec.gpu_memory} bytes; lower it, or remove gpu_memory, for which the cap then stands"
+            yield "cap", f"is more than gpu_memory, {spec.gpu_memory} bytes; lower it, or remove gpu_memory: the cap then counts as that"
         if self.cap is not None and spec.share is not None and spec.share.bytes is not None and spec.share.bytes < self.cap:
             yield "cap", f"is more than share.memory, {spec.share.bytes} bytes; lower it, or raise share.memory"
         if self.cap is not None and (spec.gpus_min, spec.gpus_max) != (1, 1):
@@ -214,7 +212,7 @@ class Memory(Block, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if self.cap is not None and spec.params.get("features") == "kept":
             yield "cap", "a model whose features are kept is not swapped; remove params.features, or the cap"
         if spec.reuse is not None and (self.cap is not None or self.batches > 1):
-            yield "", "is not carried out together with reuse; remove one of them"
+            yield "", "does not work together with reuse; remove one of them"
 
 
 class Serve(Block, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -222,8 +220,8 @@ class Serve(Block, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     changes_speed: ClassVar[bool] = False
 
-    batch: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 16  #: requests that are computed at once, at most
-    delay: Duration = 0.0  #: how long the first one waits for others to fill a batch
+    batch: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 16  #: most requests computed at once
+    delay: Duration = 0.0  #: for which the first request waits for others to fill a batch
     queue: Annotated[int, msgspec.Meta(ge=1, le=65536)] = 256  #: requests that may wait; more are refused
 
     def problems(self, spec: JobSpec, /) -> Iterator[tuple[str, str]]:
@@ -238,14 +236,14 @@ class Serve(Block, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Replicas(Block, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A training by whole copies of the model that come and go, each on one GPU (004 ch. 3): an array whose tasks train together."""
 
-    min: Annotated[int, msgspec.Meta(ge=1, le=1000)]  #: so many are there when the first step is taken
+    min: Annotated[int, msgspec.Meta(ge=1, le=1000)]  #: number present at the first step
     max: Annotated[int, msgspec.Meta(ge=1, le=1000)]
     global_batch: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]  #: samples of a step, over all of them
-    quorum_timeout: Duration = 5.0  #: without a sign of it for so long a member counts as lost
+    quorum_timeout: Duration = 5.0  #: without a sign of life, after which a member counts as lost
 
     def problems(self, spec: JobSpec, /) -> Iterator[tuple[str, str]]:
         if spec.command is not None:
-            yield "", "is for a recipe or an entrypoint, whose loop is ours; remove it, or write an entrypoint"
+            yield "", "is for a recipe or an entrypoint; remove it, or write an entrypoint"
         if spec.kind == SERVES:
             yield "", "is for a training; for several servers submit an array"
         if (spec.gpus_min, spec.gpus_max) != (1, 1):
@@ -267,34 +265,34 @@ class Replicas(Block, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if spec.share is not None and (spec.share.gpu == "switched" or spec.share.input is not None):
             yield (
                 "",
-                "cannot go with share: {gpu: switched} or share: {input}: who waits for the others would keep the turn; remove one of them",
+                "cannot go with share: {gpu: switched} or share: {input}: a replica that waits for others keeps the turn; remove one",
             )
         if spec.cron is not None:
             yield "", "cannot recur, as an array cannot; let a recurring job submit it"
 
 
 class Host(Block, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much of each host that it runs on a job may use, all its processes there together."""
+    """A job's limits on each of its hosts, for all its processes there together."""
 
     memory: Size | None = None  #: bytes of main memory; a job that takes more is ended
     cpus: Annotated[int, msgspec.Meta(ge=1, le=4096)] | None = None  #: cores at most
 
     def problems(self, spec: JobSpec, /) -> Iterator[tuple[str, str]]:
         if self.memory is None and self.cpus is None:
-            yield "", "says nothing; give memory, such as {memory: 8GiB}, or cpus"
+            yield "", "is empty; give memory, such as {memory: 8GiB}, or cpus"
         if self.memory is not None and self.memory < 16 << 20:
             yield "memory", f"is {self.memory} bytes, and no program runs in less than 16 MiB; write a size such as 8GiB"
         if self.cpus is not None and spec.share is not None and spec.share.gpu != "exclusive":
-            yield "cpus", "is not carried out for a job that shares its GPUs, whose cores are those of its slots; remove it"
+            yield "cpus", "does not work for a job that shares its GPUs, as its cores are those of its slots; remove it"
 
 
 def command_digest(command: Sequence[str]) -> str:
-    """The same name with other arguments is other work."""
+    """A command's digest: other arguments are other work, even under the same name."""
     return hashlib.sha256(json.dumps(command).encode()).hexdigest()[:8]
 
 
 def base_name(name: str) -> str:
-    """Name of the array that a task belongs to; of another job its own."""
+    """Name of a task's array; for any other job its own."""
     return name.partition("[")[0]
 
 
@@ -317,13 +315,13 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     params: dict[str, Any] = {}
     env: dict[str, str] = {}
     env_file: str | None = None  #: read by the runner when it starts the job; values are never stored
-    workdir: str = ""  #: absolute; where the job runs
+    workdir: str = ""  #: absolute path of the directory in which the job runs
     reuse: Reuse | None = None  #: of a recipe or an entrypoint; None: each sample is decoded for each use
     pipeline: PipelineOptions | None = None  #: of a recipe or an entrypoint; None: each batch is decoded when it is wanted
     retries: Retries = Retries()
     timeout: float | None = None  #: of one attempt
     grace: float = 30.0  #: between the request to stop and the kill
-    hang_after: float | None = None  #: no report for so long, while the GPU idles, means it hangs; None: 600 s once it has reported
+    hang_after: float | None = None  #: seconds without a report, on an idle GPU, until it counts as hanging; None: 600 s after a report
     estimate: float | None = None  #: duration the submitter expects
     idempotency_key: str | None = None
     labels: dict[str, str] = {}
@@ -335,17 +333,17 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     #: of a task of an array with a command: a digest of that command before its parameters were put in
     family: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{8}$")] | None = None
     cron: str | None = None  #: recurring: five fields, UTC
-    share: Share | None = None  #: None: nothing is said of it
+    share: Share | None = None  #: None: not given
     memory: Memory | None = None  #: None: all of the model is on its GPUs, and a step is one batch
-    backbone: str | None = None  #: as given; `starts_from` knows recipes' own spelling too
-    warm: Literal["auto", "off"] = "auto"  #: whether it may start by a fork from a process that has loaded what it imports
-    weights: str | None = None  #: what it begins with: ``job:`` and the name or number of a job, or the absolute path of a file
-    serve: Serve | None = None  #: of kind infer; None: as `Serve` has it
-    #: of a fine-tuning: ``auto``: with what an ended job of the same backbone left, where that helps; ``job:`` and a name or number: with
-    #: what that job leaves, once it has ended; ``never`` (None): from the backbone
+    backbone: str | None = None  #: as given; `starts_from` also knows recipes' own names of the field
+    warm: Literal["auto", "off"] = "auto"  #: whether it may start as a fork of a process that has loaded its imports
+    weights: str | None = None  #: initial weights: ``job:`` and the name or number of a job, or the absolute path of a file
+    serve: Serve | None = None  #: of kind infer; None: the defaults of `Serve`
+    #: of a fine-tuning: ``auto``: with the adapter of an ended job of the same backbone, if that helps; ``job:`` and a name or number: with
+    #: that job's adapter, once it has ended; ``never`` (None): from the backbone
     begin: str | None = None
-    #: of a fine-tuning: ``job:`` and a name or number: its first steps are trained together with that job's, and on its GPUs; ``transfer``:
-    #: others may do so with this one; ``never`` (None): neither
+    #: of a fine-tuning: ``job:`` and a name or number: train the first steps together with that job's, on its GPUs; ``transfer``: others
+    #: may do so with this one; ``never`` (None): neither
     merge: str | None = None
     replicas: Replicas | None = None  #: None: it is trained by one lease at a time
     host: Host | None = None  #: None: no limit
@@ -371,7 +369,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def waits_for(self) -> list[str]:
-        """Jobs, as it names them, without which it cannot start. The weights of its own name are those of an earlier job."""
+        """Jobs, by the spec's names, without which it cannot start. Weights of its own name are those of an earlier job."""
         sources = [job for job in (self.weights_job, self.begin_job, self.merge_job) if job and job != base_name(self.name)]
         return [dependency.job for dependency in self.after] + sources
 
@@ -382,36 +380,36 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def model(self) -> str:
-        """What is trained, as far as estimates may be shared: see `jobs.model`. A server tells nothing of a training, so it has its own."""
+        """The key under which estimates are shared: see `jobs.model`. A server has its own, as it shows nothing of a training."""
         of = f"{SERVES}/" if self.kind == SERVES else ""
         if self.recipe:
             backbone = self.params.get("model") or self.params.get("backbone") or self.backbone
             return f"{of}{self.recipe}/{backbone}" if backbone else f"{of}{self.recipe}"
         if self.entrypoint:
             return f"{of}{self.entrypoint}"
-        name = self.name if self.array_index is None else base_name(self.name)  # tasks of one array share what they teach
+        name = self.name if self.array_index is None else base_name(self.name)  # tasks of one array share their estimates
         return f"command/{name}@{self.family or command_digest(self.command or ())}"
 
     @property
     def memory_of_a_gpu(self) -> int:
-        """Bytes, see `jobs.gpu_memory`: what it says that it takes of a GPU that it shares, else what it needs, or keeps to."""
+        """Bytes, see `jobs.gpu_memory`: its size on a shared GPU if given, else its need, or its cap."""
         return (self.share and self.share.bytes) or self.gpu_memory or (self.memory and self.memory.cap) or 0
 
     @property
     def starts_from(self) -> str | None:
-        """Name of the backbone, see `jobs.backbone`: the field, or what a recipe's parameters say of it."""
+        """Name of the backbone, see `jobs.backbone`: the field, or a recipe's parameter."""
         spelled = [self.params.get(name) for name in BACKBONES] if self.recipe else []
         return self.backbone or next((name for name in spelled if name and isinstance(name, str)), None)
 
     @property
     def signature(self) -> int | None:
-        """Of what a GPU does in a step, see `jobs.signature`: equal only where speed is sure to be, so by all that may change it."""
-        if self.command is not None or self.kind == SERVES:  # whose steps nobody times
+        """Digest of a GPU's work in a step, see `jobs.signature`. It covers all that may change the speed, so equal means equal speed."""
+        if self.command is not None or self.kind == SERVES:  # whose steps are not timed
             return None
         params = {name: value for name, value in self.params.items() if name not in _SAME_SPEED}
-        where = self.workdir if self.entrypoint else ""  # other code may go by the same name
+        where = self.workdir if self.entrypoint else ""  # other code may have the same name
         work: list[Any] = [self.recipe, self.entrypoint, where, params, self.gpus_min, self.env, self.env_file]
-        # Only where they are given: signatures of before there were such blocks stay what they were.
+        # Only if they are given, so that signatures from before these blocks stay the same.
         work += [msgspec.to_builtins(block) for block in (self.reuse, self.pipeline) if block is not None]
         work += [{"backbone": self.backbone}] if self.backbone is not None else []
         work += [{"input": True}] if self.share is not None and self.share.input is not None else []  # a step loads less
@@ -426,7 +424,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a submission came from, so that what runs is what was submitted."""
+    """The origin of a submission: its code and command line."""
 
     argv: list[str]
     cwd: str

@@ -1,4 +1,4 @@
-"""The name of a job that was given none."""
+"""The name of a job that was submitted without one."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ def default_name(values: Mapping[str, Any]) -> str:
 
 
 def clean(text: str) -> str:
-    """``text`` as a name, without what a name must not hold."""
+    """``text`` as a name, without characters that a name must not hold."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:100].strip("-._")
     return "" if name.isdecimal() else name

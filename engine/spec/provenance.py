@@ -1,4 +1,4 @@
-"""The code of a submission: its state at that moment, and a copy of it when asked for, so that what was submitted runs."""
+"""The code of a submission: its state at that moment, and a copy of it if asked for, so that exactly this code runs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from .reading.units import format_size
 MAX_DIFF = 1 << 20
 MAX_UNTRACKED = 100  #: names of untracked files noted with the diff
 SNAPSHOT_BYTES = 512 << 20
-SENT_BYTES = 64 << 20  #: that go to other hosts
+SENT_BYTES = 64 << 20  #: sent to other hosts at most
 SNAPSHOT_FILES = 50_000
 GIT_SECONDS = 20.0
-# A checkout may be somebody else's: its configuration must not run programs, and looking at it must not write its index.
+# A checkout may be another user's: its configuration must not run programs, and reading it must not write its index.
 _GIT = ("git", "-c", "core.fsmonitor=false", "-c", "core.quotePath=false", "--no-optional-locks", "--no-pager")
 _DIFF = ("diff", "HEAD", "--no-color", "--no-ext-diff", "--no-textconv")
 _NOT_COPIED = frozenset({".git", "__pycache__"})
@@ -57,7 +57,7 @@ def _diff(cwd: Path) -> str | None:
 
 
 def _storable(text: str) -> str:
-    """Names of files need not be UTF-8; what is stored must be."""
+    """Text for the database, which must be UTF-8; names of files need not be."""
     return text.encode(errors="replace").decode()
 
 
@@ -105,8 +105,8 @@ class Snapshot:
 def snapshot(tree: Path, destination: Path, max_bytes: int = SNAPSHOT_BYTES, max_files: int = SNAPSHOT_FILES) -> Snapshot:
     """Copy a tree to ``destination``, whole or not at all.
 
-    Of a git checkout what git would take (tracked and untracked, not ignored), else everything. Links stay links: one that
-    leaves the tree points to where it pointed before, so data directories keep working, and nothing behind it is copied.
+    In a git checkout these are git's files (tracked and untracked, not ignored), else all. Links stay links: one that leaves
+    the tree keeps its target, so data directories keep working, and nothing behind it is copied.
     """
     root = Path(os.path.realpath(tree))
     if not root.is_dir():
@@ -126,7 +126,7 @@ def snapshot(tree: Path, destination: Path, max_bytes: int = SNAPSHOT_BYTES, max
     except OSError as error:
         raise StokerError(one_line(f"--snapshot: {error.filename or tree}: {error.strerror}; nothing was submitted")) from None
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)  # gone when all went well
+        shutil.rmtree(temporary, ignore_errors=True)  # gone already after success
     return Snapshot(destination, len(files), total)
 
 
@@ -156,7 +156,7 @@ def _walk(root: Path) -> Iterator[Path]:
 
 
 def _measure(root: Path, files: Sequence[Path], max_bytes: int, max_files: int) -> int:
-    """Bytes to copy; LimitExceeded, with the largest file, when that is too much."""
+    """Bytes to copy; LimitExceeded, with the largest file, if that is too much."""
     sizes = {path: _size(root / path) for path in files}
     total = sum(sizes.values())
     remedy = "list data in .gitignore, or submit without --snapshot"
@@ -196,7 +196,7 @@ def _copy(root: Path, path: Path, temporary: Path) -> None:
 
 
 def _link(root: Path, path: Path) -> str:
-    """Target of a link in the copy: within the tree the same place of the copy, wherever that is; outside of it the original place."""
+    """Target of a link in the copy: within the tree the same place of the copy; outside of it the original place."""
     written = (root / path).readlink()
     target = Path(os.path.normpath((root / path).parent / written))
     if not target.is_relative_to(root):

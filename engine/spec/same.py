@@ -1,4 +1,4 @@
-"""Whether a submission that comes again with the same idempotency key is the same: the fields in which two specs differ."""
+"""Whether a repeated submission with the same idempotency key is the same: the fields in which two specs differ."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import msgspec
 
 from .model import Demand, JobSpec
 
-SLACK = 60.0  #: seconds that a repetition may take longer from its writing to its arrival than the first submission did
-#: attributes that go by another name where people write them
+SLACK = 60.0  #: seconds by which a repetition may take longer from its writing to its arrival than the first submission
+#: attributes with another name in files
 _WRITTEN = {"gpus_min": "gpus", "gpus_max": "gpus", "array_index": "array", "array_cap": "array.max_running"}
-#: what belongs to the key itself is no difference, nor is how many tasks an array has by now: it may grow
+#: fields of the key itself do not count, nor does an array's number of tasks, which may grow
 _PASSED_OVER = {"idempotency_key", "user", "array_size"}
 
 
 def differences(first: JobSpec, again: JobSpec, later: float) -> list[str]:
-    """Fields, as people write them, in which a submission differs from the one ``later`` seconds ago; none when it is the same."""
+    """Fields, by their written names, in which a submission differs from the one ``later`` seconds ago; [] if it is the same."""
     fields = []
     for name in msgspec.structs.fields(JobSpec):
         before, now = getattr(first, name.name), getattr(again, name.name)
@@ -29,7 +29,7 @@ def differences(first: JobSpec, again: JobSpec, later: float) -> list[str]:
 
 
 def _same_demand(first: Demand, again: Demand, later: float) -> bool:
-    """The same deadlines, or the same time until each: ``deadline: 2h`` is another moment each time that it is submitted."""
+    """The same deadlines, or the same time until each: ``deadline: 2h`` is another moment at each submission."""
     if first.kind != again.kind or len(first.tiers) != len(again.tiers):
         return False
     return all(

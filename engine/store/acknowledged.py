@@ -1,9 +1,9 @@
 """How many commits were acknowledged, kept beside the database, so that a start notices when the database has fewer.
 
 DuckDB cannot tell a log that was cut, emptied or removed from one that was never longer. So each transaction has a number, which it
-writes into the table `commits`; once it is durable, and before anybody is answered, the number goes into a small file beside the database
-as well. That file is written in place and nothing waits for the disk: it outlives the process, and after a power failure it may be behind,
-never ahead of what is durable. It is a check and no dependency: without it the daemon starts, and says so.
+writes into the table `commits`; once it is durable, and before any request is answered, the number also goes into a small file beside the
+database. That file is written in place without waiting for the disk: it outlives the process, and after a power failure it may be behind
+the durable commits, but never ahead. It is only a check: without the file the daemon starts all the same, and says so.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
 
 SLOT = 4096  #: bytes of each of the two records that are written in turn, so that one of them is always whole
 ACCEPT = "'stoker up --accept-loss'"
-#: what is said of a log that DuckDB refuses
+#: the error for a log that DuckDB refuses
 BAD_LOG = f"its log, the .wal file, is damaged or of another moment: put the right one back, or go on without the commits in it: {ACCEPT}"
 log = logging.getLogger(__name__)
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """Up to where a database has come."""
+    """The last commit of a database."""
 
-    database: str  #: when it was made, which its copies share; "": it is empty
+    database: str  #: when the database was made, the same for its copies; "": it is empty
     number: int  #: of its last commit
     at: float  #: when that was (s since the epoch)
     used: dict[str, int] = {}  #: the largest number given out in each numbered table
 
 
 class Acknowledged:
-    """The file beside a database. `write` never raises: a commit does not fail for it."""
+    """The file beside a database. `write` never raises, so that no commit fails because of it."""
 
     def __init__(self, database: Path) -> None:
         self.path = database.with_suffix(".acknowledged")
@@ -52,7 +52,7 @@ class Acknowledged:
         self._complained = False
 
     def read(self) -> Mark | None:
-        """The newest record that is whole; None, and a line in the log, when there is none."""
+        """The newest undamaged record; None, and a line in the log, when there is none."""
         try:
             content = self.path.read_bytes()
         except FileNotFoundError:
@@ -98,10 +98,10 @@ def _parse(slot: bytes) -> Mark | None:
 def open_checked(
     path: Path, connect: Callable[[], duckdb.DuckDBPyConnection], known: Mark | None, *, accept: bool
 ) -> tuple[duckdb.DuckDBPyConnection, str | None]:
-    """Open the database, and say what it has lost of what was acknowledged, None: nothing.
+    """Open the database; also returns the acknowledged commits that it has lost, in words, None: none.
 
-    Unless the loss is accepted, StoreError says it, and all files stay as they are. With ``accept`` a log that is of no use, or whose end
-    is, is kept under another name.
+    A loss raises StoreError, and all files stay as they are, unless it is accepted. With ``accept`` an unreadable log, or an unreadable end
+    of it, is kept under another name.
     """
     wal = path.with_name(path.name + ".wal")
     if not path.exists() or path.stat().st_size == 0:
@@ -110,7 +110,7 @@ def open_checked(
             raise StoreError(lost)
         if lost and wal.exists():
             wal.rename(_kept(wal))
-        path.unlink(missing_ok=True)  # made by a daemon that was killed before it wrote anything; DuckDB refuses such a file
+        path.unlink(missing_ok=True)  # an empty file, left by a daemon that was killed before it wrote; DuckDB refuses it
         return connect(), lost
     con = _open_without_log(wal, connect) if accept else connect()
     try:
@@ -129,7 +129,7 @@ def open_checked(
 
 
 def _open_without_log(wal: Path, connect: Callable[[], duckdb.DuckDBPyConnection]) -> duckdb.DuckDBPyConnection:
-    """Open; a log that DuckDB refuses is put aside."""
+    """Open the database; a log that DuckDB refuses is moved aside."""
     try:
         return connect()
     except StoreError as error:
@@ -141,7 +141,7 @@ def _open_without_log(wal: Path, connect: Callable[[], duckdb.DuckDBPyConnection
 
 
 def _read_all(con: duckdb.DuckDBPyConnection) -> None:
-    """Read every row: DuckDB looks at a block when it is asked for, and would find a damaged one that nobody needs at the start much later.
+    """Read every row: DuckDB checks a block only when it is read, and would find a damaged one that the start does not need much later.
 
     2 million rows take 0.1 s.
     """
@@ -150,7 +150,7 @@ def _read_all(con: duckdb.DuckDBPyConnection) -> None:
 
 
 def counted(con: duckdb.DuckDBPyConnection) -> Mark:
-    """What the database itself says. One that is older than the counting has counted nothing."""
+    """The count in the database itself. A database older than the counting has none."""
     tables = {row[0] for row in con.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
     if "migrations" not in tables:
         return Mark("", 0, 0.0)
@@ -162,18 +162,18 @@ def counted(con: duckdb.DuckDBPyConnection) -> Mark:
 
 
 def count(number: int, at: float) -> Change:
-    """The last commit that the database knows of; ``at``: s since the epoch."""
+    """The change that records the last commit in the database; ``at``: s since the epoch."""
     return Change("update", "commits", ("number", "committed_at"), [[number], [at]])
 
 
 def accept(con: duckdb.DuckDBPyConnection, known: Mark | None) -> None:
-    """Count what was lost as well, so that no number stands for two commits, and files of before are told from those of after."""
+    """Count the lost commits too, so that no number means two commits, and older files can be told from newer ones."""
     number = max(counted(con).number, known.number if known else 0) + 1
     apply(con, {"commits": {"number": "BIGINT", "committed_at": "TIMESTAMP"}}, count(number, time.time()))
 
 
 def _gone(path: Path, wal: Path, known: Mark | None) -> str | None:
-    """What is lost with a database of which nothing is left."""
+    """The loss when the database file is gone, in words."""
     restore = f"put it back, or restore the newest file of the backups folder; to begin anew: {ACCEPT}"
     if known is not None and known.number:
         return f"{path} is gone, and with it {_commits(known.number)}, the last of {_utc(known.at)} UTC: {restore}"
@@ -183,7 +183,7 @@ def _gone(path: Path, wal: Path, known: Mark | None) -> str | None:
 
 
 def _missing(known: Mark | None, found: Mark) -> str | None:
-    """What the database that was found lacks."""
+    """The commits that the database lacks, in words."""
     if known is None:
         if found.number:
             log.warning("no file tells how many commits were acknowledged: that none of them is lost is not known")

@@ -1,4 +1,4 @@
-"""Copies of the database: write a new file, verify it, rename it. Never a half-written file under the final name."""
+"""Copies of the database: write a new file, verify it, rename it. So no half-written file ever has the final name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COUNT = "SELECT table_name FROM duckdb_tables() WHERE database_name = $1 AND NO
 
 
 def copy_database(con: duckdb.DuckDBPyConnection, target: Path) -> dict[str, int]:
-    """Copy everything that is committed to ``target``; rows by table, equal in both. The target must not exist."""
+    """Copy all commits to ``target``, which must not exist; returns the rows of each table, equal in both."""
     if target.exists():
         raise UsageError(f"{target} exists: name another file, or move it away")
     if not target.parent.is_dir():

@@ -1,7 +1,7 @@
-"""Changes of a transaction to the tables, as data: the writer applies them, and so does, in the same order, whoever keeps a copy.
+"""Changes of a transaction to the tables, as data: the writer applies them, and so does, in the same order, each holder of a copy.
 
-A change names its values; it reads no table but its own. So changes of different tables may be applied in any
-order, and what a second of commits has done to a table can be done at once (`merged`). A `purge` is the exception.
+A change carries its values and reads only its own table. So changes of different tables may be applied in any order,
+and the changes of many commits to one table can be merged into one (`merged`). A `purge` is the exception.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .sqlfiles import sql
 if TYPE_CHECKING:
     import duckdb
 
-Types = Mapping[str, Mapping[str, str]]  #: of the columns of each table
+Types = Mapping[str, Mapping[str, str]]  #: types of the columns of each table
 Op = Literal["insert", "columns", "upsert", "update", "delete", "purge"]
 
 _ARRAY = 1  #: msgpack's number for a NumPy column
@@ -26,12 +26,12 @@ _ARRAY = 1  #: msgpack's number for a NumPy column
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One statement. An update without keys is of all rows.
+    """One statement. An update without keys changes all rows.
 
     ``values`` are lists (``columns``: NumPy arrays), one a column; those of a `purge` are its parameters.
 
-    ``table`` of a `purge` is the file below sql/store/ that removes or changes rows by looking at any table. Timestamps are seconds
-    since the epoch.
+    ``table`` of a `purge` is the file below sql/store/ whose statement removes or changes rows and may read any table. Timestamps are
+    seconds since the epoch.
     """
 
     op: Op
@@ -42,7 +42,7 @@ class Change:
 
 
 def apply(con: duckdb.DuckDBPyConnection, types: Types, change: Change) -> list[tuple[Any, ...]]:
-    """Run the statement; rows that it answers with (a `purge`: of how many it was)."""
+    """Run the statement; returns its rows (for a `purge`: the number of changed rows)."""
     if change.op == "columns":
         return _insert_columns(con, change)
     if change.op == "purge":
@@ -71,9 +71,9 @@ def _statement(change: Change, source: str) -> str:
 
 
 def _source(types: Mapping[str, str], change: Change) -> tuple[str, list[Any]]:
-    """A SELECT that yields the rows, and its parameters: one list a column.
+    """A SELECT of the rows, and its parameters: one list for each column.
 
-    A single row is given as it is: there DuckDB takes longer to plan the unnesting than for all the rest.
+    A single row is passed as plain values: for it DuckDB takes longer to plan the unnesting than for all the rest.
     """
     single = len(change.values[0]) == 1
     parts = []
@@ -90,7 +90,7 @@ def _insert_columns(con: duckdb.DuckDBPyConnection, change: Change) -> list[tupl
     """Insert NumPy columns; NaN becomes NULL."""
     given = dict(zip(change.columns, change.values, strict=True))
     values = ", ".join(f"nullif(\"{c}\", 'nan'::DOUBLE)" if of.dtype.kind == "f" else f'"{c}"' for c, of in given.items())
-    con.register("given_columns", given)  # a temporary view: an error that undoes the transaction undoes it too
+    con.register("given_columns", given)  # a temporary view: a rollback removes it too
     con.execute(f'INSERT INTO "{change.table}" ({_names(change.columns)}) SELECT {values} FROM given_columns')
     con.unregister("given_columns")
     return []
@@ -101,11 +101,11 @@ def _names(columns: Iterable[str]) -> str:
 
 
 def merged(changes: Iterable[Change]) -> list[Change]:
-    """The same in fewer statements: inserts into a table become one, and of updates of a row the last one counts."""
+    """The same changes in fewer statements: inserts into a table become one, and of updates of a row only the last counts."""
     done: list[Change] = []
     by_table: dict[str, list[Change]] = defaultdict(list)
     for change in changes:
-        if change.op == "purge":  # it looks at other tables: all that came before comes before
+        if change.op == "purge":  # it reads other tables, so all earlier changes must come first
             done += [one for table in by_table.values() for one in table]
             by_table.clear()
             done.append(change)
@@ -129,7 +129,7 @@ def _joined(first: Change, second: Change) -> Change:
 
 
 def _last_of_each(change: Change) -> Change:
-    """An update or upsert may name a row once: what was said of it last."""
+    """Keep only the last values for each row, as an update or upsert may name a row once."""
     if change.op not in ("update", "upsert"):
         return change
     named = [change.values[change.columns.index(key)] for key in change.keys]

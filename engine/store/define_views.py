@@ -1,7 +1,7 @@
-"""Definition of the monitoring views, left out when the database has them as the files say: it is most of the time of an opening.
+"""Definition of the monitoring views, which takes most of the time of an opening, and is skipped when the database has them already.
 
-The comment of the table of migrations has a digest of the files, of what the database made of them, of the migrations and of DuckDB's
-version. It is written in the transaction that defines the views, so that neither is there without the other.
+The comment of the table of migrations has a digest of the files, of the views in the database, of the migrations and of DuckDB's
+version. It is written in the transaction that defines the views, so that neither exists without the other.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _NOTED = "SELECT comment FROM duckdb_tables() WHERE database_name = current_data
 
 
 def define_views(con: duckdb.DuckDBPyConnection) -> None:
-    """Define all views in one transaction, unless each is in the database as it was when that was last done, from the same files.
+    """Define all views in one transaction, unless each is unchanged in the database since the last definition from the same files.
 
-    A view that was changed, removed or added by other hands is noticed, and so is a migration: the tables that views select from may have
+    A view that was changed, removed or added otherwise is noticed, and so is a migration, as the tables from which views select may have
     changed.
     """
     texts = [file.read_text() for file in view_files()]

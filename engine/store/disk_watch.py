@@ -1,4 +1,4 @@
-"""That the disk of the home runs low, or that commits are refused, is told while it can be stored: in the history, and so by hooks."""
+"""Events when the home's disk runs low, or when commits are refused: recorded while that is possible, so that hooks run."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .reserve import Reserve
 from .store import Store
 from .transaction import Transaction
 
-LOOK_INTERVAL = 10.0  #: seconds between looks
-ROOM_FOR_CHECKPOINTS = 4  #: times the reserve, from which on there is room for checkpoints: the log is half of it at most, when one is made
+LOOK_INTERVAL = 10.0  #: seconds between looks at the disk
+ROOM_FOR_CHECKPOINTS = 4  #: checkpoints are made only with this many times the reserve free: the log is then at most half the reserve
 
 
 def named(store: Store, takers: Sequence[Taker]) -> list[dict[str, Any]]:
-    """What takes room, with the names of jobs, as the API tells it."""
+    """The largest directories with the names of jobs, as in the API."""
     rows = []
     for taker in takers:
         found = [] if taker.job is None else store.rows("api/job_name", taker.job)
@@ -27,7 +27,7 @@ def named(store: Store, takers: Sequence[Taker]) -> list[dict[str, Any]]:
 
 
 class DiskWatch:
-    """Tells when room begins to run low, when commits are refused, and when there is room again: once each. Keeps the reserve whole."""
+    """Records when room runs low, when commits are refused, and when there is room again: once each. Refills the reserve."""
 
     def __init__(self, home: Path, store: Store, reserve: Reserve, tell: Callable[[str, str], None]) -> None:
         self._home, self._store, self._reserve, self._tell = home, store, reserve, tell
@@ -37,7 +37,7 @@ class DiskWatch:
         self._reserve.make()
         if self._store.refused:
             with contextlib.suppress(StokerError):
-                self._store.write(_nothing, None)  # it may be a while until somebody else finds out that there is room again
+                self._store.write(_nothing, None)  # a trial: it may be long until another write shows that there is room again
         now = room(self._home)
         self._store.spare_checkpoints(now.free < ROOM_FOR_CHECKPOINTS * self._reserve.wanted)
         still = self._state == "full" and now.state != "enough" and not self._reserve.whole
@@ -57,5 +57,5 @@ class DiskWatch:
 
 
 def _nothing(tx: Transaction, batch: Sequence[None]) -> Sequence[None]:
-    """A commit that says nothing."""
+    """A commit without changes."""
     return batch

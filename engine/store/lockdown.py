@@ -1,8 +1,8 @@
-"""Settings of the open database that no statement can take back: what SQL may reach outside the file is decided here, once.
+"""Settings of the open database that no statement can take back: they limit what SQL may reach outside the file.
 
-They hold for the whole database instance, not for a connection: DuckDB has no others. So the daemon locks
-itself in too; its backups, archives and Parquet answers go to the directories named here, and from there to
-wherever a person wants them by ordinary file operations.
+DuckDB has such settings only for the whole database instance, not for a connection. So they bind the daemon too:
+its backups, archives and Parquet answers go to the directories named here, and are then moved by ordinary file
+operations to the place that a person wants.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import duckdb
 
-#: In this order: directories can't be named once external access is off, and nothing can be set once locked.
+#: In this order: directories can't be named once external access is off, and no setting can change once locked.
 _SETTINGS = (
     ("TimeZone", "'UTC'"),
     ("autoinstall_known_extensions", "false"),
     ("autoload_known_extensions", "false"),
     ("allow_community_extensions", "false"),
-    ("python_enable_replacements", "false"),  # else FROM x reads a DataFrame x of the daemon's own frames
+    ("python_enable_replacements", "false"),  # else FROM x could read a DataFrame x in the daemon's Python frames
     ("allowed_directories", None),
     ("allowed_paths", None),
-    # Of a connection: how much of the memory its query may take before it spills; and of the daemon's own on a full disk.
+    # For one connection: how much memory its query may take before it spills; and for the daemon's own on a full disk.
     ("allowed_configs", "['operator_memory_limit', 'checkpoint_threshold']"),
     ("enable_external_access", "false"),
     ("lock_configuration", "true"),
@@ -31,7 +31,7 @@ _SETTINGS = (
 
 
 def lock_down(con: duckdb.DuckDBPyConnection, directories: Iterable[Path], files: Iterable[Path] = (), *, spill: str = "4GB") -> None:
-    """Allow files below ``directories`` and ``files`` (databases, with their logs), bound what spills, lock the configuration.
+    """Allow files below ``directories`` and ``files`` (databases, with their logs), limit the spilled data, lock the configuration.
 
     ``memory_limit`` must be set before, in the ``config`` of `connect`.
     """

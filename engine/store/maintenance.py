@@ -1,4 +1,4 @@
-"""Backups on demand, compaction, and the periodic thinning of what need not be kept in full."""
+"""Backups on demand, compaction, and the periodic thinning of old rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .transaction import Transaction
 if TYPE_CHECKING:
     import duckdb
 
-KEEP_BACKUPS = 7  #: of those that the daemon makes by itself
+KEEP_BACKUPS = 7  #: scheduled backups that are kept
 
 
 def backup(store: Store, home: Home, target: Path | None = None) -> dict[str, Any]:
@@ -35,13 +35,13 @@ def backup(store: Store, home: Home, target: Path | None = None) -> dict[str, An
     tables = store.exclusive(lambda con: copy_database(con, own))
     if target is None:
         target = own
-    else:  # the database itself may write below its home only; see lockdown
+    else:  # the database itself may write only below its home; see lockdown
         move(own, target)
     return {"path": str(target), "bytes": target.stat().st_size, "seconds": time.monotonic() - start, "tables": tables}
 
 
 def check_target(target: Path) -> None:
-    """UsageError when no new file can be made at ``target``."""
+    """Raise UsageError when no new file can be made at ``target``."""
     if not target.is_absolute():
         raise UsageError(f"path: {target} is not absolute: the daemon's directory is not yours")
     if target.exists() or not target.parent.is_dir():
@@ -51,10 +51,10 @@ def check_target(target: Path) -> None:
 
 
 def move(own: Path, target: Path) -> None:
-    """Move a verified copy, perhaps to another file system: whole under its final name, or not there."""
+    """Move a verified copy, perhaps to another file system: under its final name it is whole, or does not exist."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        # Nobody else may read it, nor have put a link there beforehand.
+        # Only the owner may read it, and a link placed there beforehand is not followed.
         with open(own, "rb") as copy, open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             shutil.copyfileobj(copy, file)
             file.flush()
@@ -71,7 +71,7 @@ def move(own: Path, target: Path) -> None:
 
 
 def clear_unfinished(home: Home) -> None:
-    """Remove what a daemon that was killed had begun to write: copies, exports, answers. For a daemon that starts, and owns the home."""
+    """Remove unfinished copies, exports and answers of a killed daemon. To be called by a starting daemon, which owns the home."""
     for folder, pattern in ((home.backups, ".*.tmp*"), (home.backups, ".*.compact"), (home.archive, ".*.tmp")):
         for path in folder.glob(pattern):
             path.unlink(missing_ok=True)
@@ -80,7 +80,7 @@ def clear_unfinished(home: Home) -> None:
 
 
 def nightly_backup(store: Store, home: Home) -> None:
-    """A dated backup; the oldest of ours beyond `KEEP_BACKUPS` go."""
+    """Make a dated backup, and remove the oldest scheduled ones beyond `KEEP_BACKUPS`."""
     made = Path(backup(store, home)["path"])
     made.rename(made.with_name(made.name.replace("stoker-", "nightly-")))
     for old in sorted(home.backups.glob("nightly-*Z.duckdb"))[:-KEEP_BACKUPS]:
@@ -88,7 +88,7 @@ def nightly_backup(store: Store, home: Home) -> None:
 
 
 def compact(store: Store, home: Home) -> dict[str, int]:
-    """Rewrite the database without what deleted rows have left; writers and readers wait meanwhile."""
+    """Rewrite the database without the space of deleted rows; writers and readers wait meanwhile."""
     before = store.size
 
     def make(con: duckdb.DuckDBPyConnection) -> Path:
@@ -104,18 +104,18 @@ def compact(store: Store, home: Home) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long what is kept, in days. Jobs, leases and final results are kept for ever."""
+    """How long rows are kept, in days. Jobs, leases and final results are kept for ever."""
 
-    telemetry_full: float = 2.0  #: every sample; after that one a minute
+    telemetry_full: float = 2.0  #: every sample; later one a minute
     telemetry: float = 30.0
-    metrics_full: float = 14.0  #: every record; after that every tenth step, and the last
-    pipelines_full: float = 14.0  #: every step of a tuner; after that those that set something, one an hour, and the last
+    metrics_full: float = 14.0  #: every record; later every tenth step, and the last
+    pipelines_full: float = 14.0  #: every step of a tuner; later those with a change, one an hour, and the last
     decisions: float = 30.0
     events: float = 365.0  #: then exported to Parquet and removed
 
 
 def thin(tx: Transaction, batch: Sequence[Retention]) -> Sequence[dict[str, int]]:
-    """Remove what is past its time; answers with rows removed by kind."""
+    """Remove rows past their time; returns the numbers of rows removed by kind."""
     day = 86_400.0
     answers = []
     for keep in batch:
@@ -131,7 +131,7 @@ def thin(tx: Transaction, batch: Sequence[Retention]) -> Sequence[dict[str, int]
 
 
 def export_events(store: Store, home: Home, keep: Retention) -> Path | None:
-    """Move events past their time to a Parquet file of the archive: written, verified and renamed before they are removed."""
+    """Move events past their time to a Parquet file of the archive: it is written, verified and renamed before they are removed."""
     before = time.time() - keep.events * 86_400.0
     ((count, last),) = store.rows("store/old_events", before)
     if not count:
@@ -156,5 +156,5 @@ def export_events(store: Store, home: Home, keep: Retention) -> Path | None:
 
 
 def _remove_events(tx: Transaction, batch: Sequence[int]) -> Sequence[int]:
-    """Remove the events up to each number; answers with how many they were."""
+    """Remove the events up to each number; returns how many were removed."""
     return [tx.purge("remove_events", last) for last in batch]

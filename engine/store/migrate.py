@@ -42,14 +42,14 @@ def available(directory: Path = MIGRATIONS) -> list[Migration]:
 
 
 def applied(con: duckdb.DuckDBPyConnection) -> dict[int, tuple[str, str]]:
-    """Number to (name, checksum) of what the file has had applied; empty for a new file. Never writes."""
+    """The applied migrations of a file, number to (name, checksum); empty for a new file. Never writes."""
     if not con.execute("SELECT count(*) FROM duckdb_tables() WHERE table_name = 'migrations'").fetchall()[0][0]:
         return {}
     return {row[0]: (row[1], row[2]) for row in con.execute("SELECT number, name, checksum FROM migrations").fetchall()}
 
 
 def pending(con: duckdb.DuckDBPyConnection, known: list[Migration]) -> list[Migration]:
-    """What has to be applied to bring the file up to date; StoreError when that can't be done safely."""
+    """The migrations that are still to be applied to the file; StoreError when that can't be done safely."""
     done = applied(con)
     for number, (name, checksum) in sorted(done.items()):
         if number > len(known):

@@ -1,4 +1,4 @@
-"""One large read of the daemon's own, bounded in rows, time and memory: a commit must always find some."""
+"""A large read by the daemon itself, limited in rows, time and memory, so that commits always find memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .store import Store
 if TYPE_CHECKING:
     import duckdb
 
-SHARE_OF_MEMORY = 1 / 8  #: of the database's memory: sorts and hash tables that need more go to disk
+SHARE_OF_MEMORY = 1 / 8  #: share of the database's memory: sorts and hash tables that need more go to disk
 
 Value = bool | int | float | list[int] | None
 _PARAMETER = re.compile(r"\$(\w+)")
@@ -25,17 +25,17 @@ _PARAMETER = re.compile(r"\$(\w+)")
 class QueryAnswer:
     columns: list[str]
     rows: list[tuple[Any, ...]]
-    truncated: bool  #: there are more
+    truncated: bool  #: there are more rows
 
 
 def read(store: Store, name: str, values: Mapping[str, Value], *, rows: int, seconds: float) -> QueryAnswer:
-    """Rows of ``sql/NAME.sql`` with those of the values that it takes. UsageError names one that it lacks."""
+    """Rows of ``sql/NAME.sql``, which gets the values that it uses. UsageError names a missing one."""
     with store.read(kept=False) as con:
         return read_on(con, name, values, rows=rows, seconds=seconds)
 
 
 def read_on(cursor: duckdb.DuckDBPyConnection, name: str, values: Mapping[str, Value], *, rows: int, seconds: float) -> QueryAnswer:
-    """The same on a cursor, which ends with it."""
+    """`read` on a cursor, which is closed at the end."""
     import duckdb
 
     text = sql(name)
@@ -54,7 +54,7 @@ def read_on(cursor: duckdb.DuckDBPyConnection, name: str, values: Mapping[str, V
         raise LimitExceeded(f"{name}: stopped after {seconds:g} s; {_LESS}") from None
     except duckdb.OutOfMemoryException:
         raise LimitExceeded(f"{name}: it needs more memory than the daemon may use; {_LESS}") from None
-    except (duckdb.DataError, duckdb.ProgrammingError) as error:  # the query is ours, so it is the values
+    except (duckdb.DataError, duckdb.ProgrammingError) as error:  # the query is Stoker's own, so a value is wrong
         raise UsageError(f"values: {str(error).splitlines()[0]}") from None
     finally:
         watch.cancel()

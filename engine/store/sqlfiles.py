@@ -1,6 +1,6 @@
-"""Every query longer than a line stands below sql/; this is how code gets at it.
+"""Access to the queries: every query longer than a line is below sql/.
 
-A short query stands in the file of its room, ``sql/ROOM.sql``, under a line ``-- name: QUERY``; a longer one in ``sql/ROOM/QUERY.sql``.
+A short query is in the file of its room, ``sql/ROOM.sql``, under a line ``-- name: QUERY``; a longer one in ``sql/ROOM/QUERY.sql``.
 """
 
 from __future__ import annotations
@@ -40,5 +40,5 @@ def _short(room: str) -> Mapping[str, str]:
 
 
 def view_files() -> list[Path]:
-    """Definitions of the monitoring views, in the order in which they build on each other."""
+    """Definitions of the monitoring views, each after those that it uses."""
     return sorted((ROOT / "sql" / "views").glob("*.sql"))

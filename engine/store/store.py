@@ -1,8 +1,8 @@
-"""The store: one DuckDB file, one writer with group commit, readers that never wait for it.
+"""The store: one DuckDB file, one writer with group commit, and readers that never wait for it.
 
-Commands are functions ``(Transaction, batch) -> results``. The writer takes whatever has queued, runs each
-command once over all its requests (vectorised), commits everything in ONE transaction, and only then
-answers. A request that can't be served answers with its own StokerError without disturbing the others.
+Commands are functions ``(Transaction, batch) -> results``. The writer takes all queued requests, runs each
+command once over all of its own (vectorised), commits everything in ONE transaction, and only then
+answers. A request that can't be served gets its own StokerError and does not disturb the others.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ P = TypeVar("P")
 R = TypeVar("R")
 Command = Callable[[Transaction, Sequence[P]], Sequence[R | StokerError]]
 
-READER_PATIENCE = 2.0  #: seconds for which readers are waited for when another file takes the database's place; then they are interrupted
-INTERRUPTED_WITHIN = 0.3  #: seconds in which queries end when the database is closed; those that do not are left
+READER_PATIENCE = 2.0  #: seconds to wait for readers before the database file is replaced; then they are interrupted
+INTERRUPTED_WITHIN = 0.3  #: seconds to wait for interrupted queries when the database is closed; the rest is left
 MAX_BATCH = 512  #: requests in one transaction
-_FULL = ("No space left", "Out of disk space", "not enough disk space")  #: in errors of DuckDB and the system
+_FULL = ("No space left", "Out of disk space", "not enough disk space")  #: words in errors of DuckDB and the system
 _LIMITED = ("File too large", "Disk quota exceeded")
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Request:
-    command: Command[Any, Any] | None  #: None: the payload is work to be done between two transactions
+    command: Command[Any, Any] | None  #: None: the payload is exclusive work, done between two transactions
     payload: Any
     answer: Future[Any]
     urgent: bool = False
@@ -56,15 +56,15 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What listeners hear after each commit."""
+    """The news of a commit for listeners."""
 
     topics: frozenset[str]
     events: Sequence[dict[str, Any]]
-    changes: Sequence[Change] = ()  #: what was done to the tables, in order
+    changes: Sequence[Change] = ()  #: the changes to the tables, in order
 
 
 class _Readers:
-    """Cursors of readers, kept for reuse; `paused` waits until none is in use and lets no new one out."""
+    """Cursors for readers, kept for reuse; `paused` waits until none is in use, and gives out no new one."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -90,7 +90,7 @@ class _Readers:
             raise
 
     def give(self, cursor: duckdb.DuckDBPyConnection | None, *, sound: bool) -> None:
-        """A cursor comes back; one that is not ``sound`` (its query failed) is not used again."""
+        """Take a cursor back; one that is not ``sound`` (its query failed) is not used again."""
         if cursor is not None and not sound:
             with contextlib.suppress(Exception):
                 cursor.close()
@@ -104,9 +104,9 @@ class _Readers:
 
     @contextlib.contextmanager
     def paused(self, patience: float = math.inf, *, polite: float = 0.0) -> Iterator[None]:
-        """Queries that run may end by themselves for ``polite`` seconds, then they are interrupted; after ``patience`` more they are left.
+        """Running queries have ``polite`` seconds to end, then they are interrupted; after ``patience`` more seconds they are left.
 
-        Again and again: an interruption is forgotten between two queries.
+        They are interrupted repeatedly, as an interruption between two queries has no effect.
         """
         with self._changed:
             self._closed = True
@@ -127,7 +127,7 @@ class _Readers:
 
 
 class Store:
-    """Opened by the daemon alone. `open` brings the file up to date; `close` checkpoints it."""
+    """The database, opened only by the daemon. `open` migrates the file; `close` checkpoints it."""
 
     def __init__(
         self,
@@ -142,8 +142,8 @@ class Store:
         reserve: Reserve | None = None,
     ) -> None:
         self.path = path
-        self.refused: str | None = None  #: why commits are refused now: the disk has no room for them
-        self.lost: str | None = None  #: what was acknowledged and is not in the database; its loss was accepted
+        self.refused: str | None = None  #: why commits are refused now for want of room on the disk; None: they are not
+        self.lost: str | None = None  #: acknowledged commits that the database lacks, in words; their loss was accepted
         self._config = config
         self._prepare = prepare
         self.failed: BaseException | None = None
@@ -159,7 +159,7 @@ class Store:
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._listeners: list[Callable[[Committed], None]] = []
         self._readers = _Readers()
-        self._gate = threading.Lock()  # closes the queue: after `close` nothing can be put behind the sentinel
+        self._gate = threading.Lock()  # guards the queue: after `close` no request can be queued behind the sentinel
         self._open = True
         self._writer = threading.Thread(target=self._write_loop, name="store-writer", daemon=True)
         self._writer.start()
@@ -178,11 +178,11 @@ class Store:
     ) -> Store:
         """Open (or create) the file, migrate it after a backup, check it, define the views.
 
-        ``config`` are DuckDB's settings for opening, ``prepare`` is called on every connection opened, also after `replace`.
+        ``config`` has DuckDB's settings for opening; ``prepare`` is called on every opened connection, also after `replace`.
         ``reserve``: room for urgent commits on a full disk, and for this opening if the disk is full already.
 
-        Raises StoreError with the remedy when the file is held by another process, corrupt, newer or edited, or, unless ``accept_loss``,
-        has fewer commits than were acknowledged.
+        Raises StoreError with the remedy when the file is held by another process, corrupt, newer or edited, or when it has fewer commits
+        than were acknowledged and ``accept_loss`` is not set.
         """
         acknowledged = Acknowledged(path)
         known = acknowledged.read()
@@ -197,7 +197,7 @@ class Store:
         return store
 
     def skip_numbers(self, table: str, used: int) -> None:
-        """Numbers up to ``used`` are not given out: they are in use outside the database. Before the first write."""
+        """Do not give out numbers up to ``used``, which are in use outside the database. To be called before the first write."""
         self._catalog.skip(table, used)
 
     def listen(self, listener: Callable[[Committed], None]) -> None:
@@ -205,9 +205,9 @@ class Store:
         self._listeners.append(listener)
 
     def submit(self, command: Command[P, R], payload: P, *, urgent: bool = False) -> Future[R]:
-        """Queue a write; the future is done when it is durable, or has the error that refused it.
+        """Queue a write; the future is done when it is durable, or holds the error of a refusal.
 
-        ``urgent``: it stops work or makes room, so on a full disk it gets what was kept in reserve.
+        ``urgent``: the write stops work or makes room, so on a full disk it may use the reserve.
         """
         return self._put(command, payload, urgent)
 
@@ -225,9 +225,9 @@ class Store:
 
     @contextlib.contextmanager
     def read(self, *, kept: bool = True) -> Iterator[duckdb.DuckDBPyConnection]:
-        """A cursor of the reader's own, from a pool. What it reads is the last commit.
+        """A cursor for one reader, from a pool. It reads the last commit.
 
-        One that is not ``kept`` ends with its use: whoever changes its settings asks for such a one.
+        A cursor that is not ``kept`` is closed after use; this is for readers that change its settings.
         """
         cursor = self._readers.take(lambda: self._con.cursor())  # noqa: PLW0108 - `replace` may put another connection here while it waits
         try:
@@ -264,14 +264,14 @@ class Store:
         return answer.result()
 
     def replace(self, make: Callable[[duckdb.DuckDBPyConnection], Path]) -> None:
-        """Put another file in the place of the database, between two transactions; readers wait meanwhile.
+        """Replace the database by another file, between two transactions; readers wait meanwhile.
 
-        ``make`` gets the writer's connection and answers with a complete file beside the database.
+        ``make`` gets the writer's connection and returns the path of a complete file beside the database.
         """
 
         def work(con: duckdb.DuckDBPyConnection) -> None:
             fresh = make(con)
-            with self._readers.paused(polite=READER_PATIENCE):  # a report may read for minutes, and nothing is scheduled meanwhile
+            with self._readers.paused(polite=READER_PATIENCE):  # a report may read for minutes, during which nothing would be scheduled
                 con.execute("CHECKPOINT")
                 con.close()
                 try:
@@ -280,21 +280,21 @@ class Store:
                     if self._prepare is not None:
                         self._prepare(self._con)
                 except BaseException as error:
-                    self._fail(error)  # nothing is lost, but this process has no database any more
+                    self._fail(error)  # no data is lost, but this process no longer has a database
                     raise
 
         self.exclusive(work)
 
     def spare_checkpoints(self, sparing: bool) -> None:
-        """Whether the log grows without being folded into the database: a checkpoint that finds no room costs the connection."""
+        """Set whether checkpoints are left out and the log grows: a checkpoint that finds no room breaks the connection."""
         if sparing != self._sparing:
             self.exclusive(lambda _: self._spare(sparing))
 
     def close(self, until: float | None = None) -> bool:
-        """Finish what has queued, checkpoint, close the file.
+        """Finish the queued requests, checkpoint, close the file.
 
-        With ``until`` (monotonic time) queries that run are interrupted, and False is the answer when the writer has not ended by then.
-        What was acknowledged is in the log in any case, which the next start reads.
+        With ``until`` (monotonic time) running queries are interrupted, and the result is False when the writer has not ended by then.
+        Acknowledged commits are in the log in any case, which the next start reads.
         """
         import duckdb
 
@@ -309,7 +309,7 @@ class Store:
         with self._readers.paused(math.inf, polite=math.inf) if until is None else self._readers.paused(INTERRUPTED_WITHIN):
             if self.failed is None:
                 self._checkpoint()
-            with contextlib.suppress(duckdb.Error):  # it refuses while a query runs that does not heed its interruption
+            with contextlib.suppress(duckdb.Error):  # it fails while a query runs that ignores its interruption
                 self._con.close()
         if self._acknowledged is not None:
             self._acknowledged.close()
@@ -320,7 +320,7 @@ class Store:
 
         try:
             self._con.execute("CHECKPOINT")
-        except duckdb.Error as error:  # all that was acknowledged is in the log, which the next start reads
+        except duckdb.Error as error:  # acknowledged commits are in the log, which the next start reads
             log.error("the database is closed without a checkpoint: %s", explain(error), extra={"action": "store.checkpoint"})
 
     # The writer's thread.
@@ -331,7 +331,7 @@ class Store:
             batch = []
             request = self._requests.get()
             while request is not None:
-                if request.answer.set_running_or_notify_cancel():  # from here on nobody can cancel it, so it can be answered
+                if request.answer.set_running_or_notify_cancel():  # from here on it cannot be cancelled, so it can be answered
                     batch.append(request)
                 if len(batch) >= self._max_batch:
                     break
@@ -342,7 +342,7 @@ class Store:
             closing = request is None
             try:
                 self._serve(batch)
-            except BaseException as error:  # our own error; a writer that dies silently would leave everybody waiting
+            except BaseException as error:  # a mistake in Stoker; if the writer died silently all requests would wait for ever
                 log.critical("the writer failed", exc_info=error, extra={"action": "store.fatal"})
                 self._fail(error)
                 self._refuse([request for request in batch if not request.answer.done()])
@@ -396,7 +396,7 @@ class Store:
             self._sparing = sparing
 
     def _acknowledge(self, *, sync: bool = False) -> None:
-        """Note beside the database up to where it has come. Before anybody is answered."""
+        """Write the number of the last commit beside the database, before requests are answered."""
         if self._acknowledged is not None:
             self._acknowledged.write(self._catalog.mark(), sync=sync)
 
@@ -408,7 +408,7 @@ class Store:
                 log.exception("a listener of the store failed", extra={"action": "store.listener"})
 
     def _fail(self, error: BaseException) -> None:
-        """From now on every write is refused; the daemon hears of it and ends."""
+        """Refuse every write from now on; the daemon notices and ends."""
         self.failed = error
         self._tell(Committed(frozenset({"fatal"}), ()))
 
@@ -435,11 +435,11 @@ class Store:
         return results, Committed(frozenset(tx.topics), events, tx.changes)
 
     def _recover(self, batch: list[_Request], error: Exception) -> None:
-        """Undo the transaction; serve the requests one by one, so that only the guilty one fails."""
+        """Undo the transaction and serve the requests one by one, so that only the faulty one fails."""
         import duckdb
 
         if isinstance(error, duckdb.FatalException | duckdb.InternalException):
-            # After these the handle can't be used (duckdb's own word): stop, and let the unit restart the daemon.
+            # After these errors DuckDB's handle can't be used: stop, and let the systemd unit restart the daemon.
             log.critical("the database failed: %s", error, extra={"action": "store.fatal"})
             self._fail(error)
             self._refuse(batch)
@@ -456,11 +456,11 @@ class Store:
                 self._commit(batch)
                 return
             self.refused = explain(error)
-        if isinstance(error, duckdb.DataError):  # our checks have let through what no column can hold: the log says what, in SQL
+        if isinstance(error, duckdb.DataError):  # the checks let through a value that its column cannot hold; the log names it
             log.error("a write failed: %s", explain(error), exc_info=error, extra={"action": "store.write"})
             error = UsageError("a value of this request is larger than the database can hold; the daemon's log names it")
         elif not isinstance(error, StokerError):
-            # A traceback for each write on a full disk would help to keep it full.
+            # A traceback for each write would fill a full disk further.
             log.error("a write failed: %s", explain(error), exc_info=None if known(error) else error, extra={"action": "store.write"})
             error = _refusal(error)
         batch[0].answer.set_exception(error)
@@ -476,7 +476,7 @@ def _opened(
     *,
     accept_loss: bool,
 ) -> tuple[duckdb.DuckDBPyConnection, str | None]:
-    """A connection to a database that is up to date and sound, and what it has lost, None: nothing."""
+    """A connection to the migrated and checked database, and the commits that it has lost, None: none."""
     try:
         con, lost = open_checked(path, lambda: connect(path, config), known, accept=accept_loss)
     except StokerError:
@@ -484,7 +484,7 @@ def _opened(
     except Exception as error:
         raise _refusal(error, path) from error
     try:
-        # On a full disk the reserve has room for the log, not for a checkpoint, whose failure would cost the connection.
+        # On a full disk the reserve has room for the log, but not for a checkpoint, whose failure would break the connection.
         full = room(path.parent).state == "full" and reserve is not None and reserve.give(_log_of(path), BLOCK_BYTES)
         _upgrade(con, path, backups)
         self_check(con)
@@ -507,10 +507,10 @@ def _opened(
 
 
 def connect(path: Path, config: dict[str, Any] | None = None) -> duckdb.DuckDBPyConnection:
-    """Open the file for this process alone; StoreError says who holds it or what is wrong with it.
+    """Open the file for this process alone; StoreError says that another process holds it, or why it cannot be used.
 
-    Each query runs on the thread that asks: ours read some thousand rows at most, where a second thread costs more
-    than it brings (a policy's tick: p99 33 to 20 ms), and the host's cores are for the jobs' loaders.
+    Each query runs only on its caller's thread: Stoker's queries read some thousand rows at most, where a second thread
+    costs more than it saves (a policy's tick: p99 33 to 20 ms), and the host's cores are for the jobs' loaders.
     """
     import duckdb
 
@@ -521,7 +521,7 @@ def connect(path: Path, config: dict[str, Any] | None = None) -> duckdb.DuckDBPy
 
 
 def _refusal(error: BaseException, path: Path | None = None) -> StoreError:
-    """A database error as what people see."""
+    """A database error as a StoreError for people."""
     kind = NoRoom if _is_of_room(error) else StoreError
     return kind(explain(error) if path is None else f"{path}: {explain(error)}")
 
@@ -531,12 +531,12 @@ def _is_of_room(error: BaseException) -> bool:
 
 
 def explain(error: BaseException) -> str:
-    """A database error as one line that says what to do."""
+    """A database error as one line with the remedy."""
     return known(error) or " ".join(str(error).split())[:500]
 
 
 def known(error: BaseException) -> str | None:
-    """What a database error means for people, None when it is of no kind that we know."""
+    """The meaning of a database error for people, None when its kind is not known."""
     text = " ".join(str(error).split())
     if "Conflicting lock" in text or "Could not set lock" in text:
         return "the database file is held by another process: is another daemon running? ('stoker status')"
@@ -569,7 +569,7 @@ def _upgrade(con: duckdb.DuckDBPyConnection, path: Path, backups: Path | None) -
 
 
 def require_room(path: Path) -> None:
-    """OSError where the next commits could not be stored. An opening that has nothing to write would not notice."""
+    """Raise OSError if the next commits could not be stored, which an opening without writes would not notice."""
     with tempfile.TemporaryFile(dir=path.parent) as file:
         os.posix_fallocate(file.fileno(), 0, BLOCK_BYTES)
 

@@ -1,4 +1,4 @@
-"""Tokens, and sessions of the page, as the tables hold them: made and revoked, begun and ended."""
+"""Tokens and sessions of the page in the tables: made and revoked, begun and ended."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class NewPageSession:
     digest: str  #: SHA-256 of its cookie, hexadecimal
     name: str
     role: str
-    token: int | None  #: that asked for its link
+    token: int | None  #: the token that asked for its link
     port: int
-    seconds: float  #: that it lasts
+    seconds: float  #: its duration
 
 
 def begin_page_session(tx: Transaction, batch: Sequence[NewPageSession]) -> Sequence[None]:
-    """Begin sessions; those that are over are removed."""
+    """Begin sessions, and remove expired ones."""
     tx.delete("page_sessions", "digest", [digest for (digest,) in tx.execute("page_sessions_over", tx.now)])
     tx.insert(
         "page_sessions",

@@ -1,4 +1,4 @@
-"""One transaction of the writer: vectorised inserts and updates, numbers, events, and what it touches."""
+"""One transaction of the writer: vectorised inserts and updates, numbers, events, and the topics that it touches."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Catalog:
         self._counted = counted(con)
 
     def skip(self, table: str, used: int) -> None:
-        """Numbers up to ``used`` are not given out."""
+        """Do not give out numbers up to ``used``."""
         self._next[table] = max(self._next.get(table, 0), used + 1)
 
     @property
@@ -48,7 +48,7 @@ class Catalog:
         self._counted = Mark(self._counted.database, number, at)
 
     def mark(self) -> Mark:
-        """Up to where the database has come."""
+        """The last commit of the database."""
         return msgspec.structs.replace(self._counted, used={table: number - 1 for table, number in self._next.items()})
 
     def number(self, table: str) -> int:
@@ -59,7 +59,7 @@ class Catalog:
 
 
 class Transaction:
-    """What a write command works with. ``now`` (s since the epoch) is the same for everything in it, until the clock is set (`clock`)."""
+    """The tools of a write command. ``now`` (s since the epoch) stays the same during a transaction, unless the clock is set (`clock`)."""
 
     def __init__(self, con: duckdb.DuckDBPyConnection, catalog: Catalog, now: float) -> None:
         self._con = con
@@ -67,10 +67,10 @@ class Transaction:
         self._events: list[dict[str, Any]] = []
         self.now = now
         self.topics: set[str] = set()
-        self.changes: list[Change] = []  #: what it has done, in order
+        self.changes: list[Change] = []  #: its changes, in order
 
     def touch(self, *topics: str) -> None:
-        """Name what this transaction changes, for those who listen: ``queue``, ``leases``, ``policy``, ``nodes``, ``watched``
+        """Name the topics that this transaction changes, for listeners: ``queue``, ``leases``, ``policy``, ``nodes``, ``watched``
         (metrics that jobs stop at)."""
         self.topics.update(topics)
 
@@ -82,7 +82,7 @@ class Transaction:
         return self._con.execute(sql(f"store/{name}"), list(parameters)).fetchall()
 
     def objects(self, name: str, *parameters: Any) -> list[dict[str, Any]]:
-        """The same as dictionaries, column to value."""
+        """Rows as dictionaries, column to value."""
         rows = self._con.execute(sql(f"store/{name}"), list(parameters))
         columns = [column[0] for column in rows.description or ()]
         return [dict(zip(columns, row, strict=True)) for row in rows.fetchall()]
@@ -93,16 +93,16 @@ class Transaction:
             self._change("insert", table, tuple(rows[0]), rows)
 
     def insert_columns(self, table: str, columns: Mapping[str, NDArray[Any]]) -> None:
-        """Insert rows given as NumPy columns: a twentieth of what `insert` costs, for thousands of rows. NaN becomes NULL."""
+        """Insert rows given as NumPy columns: for thousands of rows at a twentieth of the cost of `insert`. NaN becomes NULL."""
         self._apply(Change("columns", table, tuple(columns), list(columns.values())))
 
     def upsert(self, table: str, keys: Sequence[str], rows: Sequence[Row]) -> None:
-        """Insert rows, or update those whose keys are there already; keys must differ within ``rows``."""
+        """Insert rows, or update those whose keys exist already; keys must differ within ``rows``."""
         if rows:
             self._change("upsert", table, tuple(rows[0]), rows, tuple(keys))
 
     def put(self, table: str, keys: Sequence[str], rows: Sequence[Row], known: Collection[tuple[Any, ...]]) -> None:
-        """Update the rows whose keys are ``known`` to be there, insert the others: half the cost of `upsert`, a merge to DuckDB."""
+        """Update the rows whose keys are ``known`` to exist, insert the others: half the cost of `upsert`, which DuckDB runs as a merge."""
         old: list[Row] = []
         new: list[Row] = []
         for row in rows:
@@ -124,7 +124,7 @@ class Transaction:
             self._apply(Change("delete", table, (key,), [wanted]))
 
     def purge(self, name: str, *parameters: Any) -> int:
-        """Run the DELETE or UPDATE of ``sql/store/NAME.sql``; of how many rows it was."""
+        """Run the DELETE or UPDATE of ``sql/store/NAME.sql``; returns the number of changed rows."""
         return int(self._apply(Change("purge", name, (), list(parameters)))[0][0])
 
     def _change(self, op: Op, table: str, columns: tuple[str, ...], rows: Sequence[Row], keys: tuple[str, ...] = ()) -> None:
@@ -166,13 +166,13 @@ class Transaction:
         )
 
     def count(self) -> int:
-        """Write the number of this transaction, and give it; a rollback takes it back."""
+        """Write the number of this transaction and return it; a rollback takes it back."""
         number = self._catalog.next_commit
         self._apply(count(number, self.now))
         return number
 
     def flush(self) -> list[dict[str, Any]]:
-        """Write the events that were collected; they are also given to the listeners after the commit."""
+        """Write the collected events; listeners also get them after the commit."""
         events, self._events = self._events, []
         self.insert("events", events)
         return events

@@ -1,4 +1,4 @@
-"""Simulations that people ran, stored: a run with all its jobs and its use over time in one transaction, or nothing of it."""
+"""Stored simulations: a run is written with all its jobs and its use over time in one transaction, or not at all."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Columns = Mapping[str, "NDArray[Any]"]
 
 @dataclass(frozen=True, slots=True)
 class NewRun:
-    row: Mapping[str, Any]  #: of `sim_runs`, without its number, time and user
-    jobs: Columns  #: of `sim_jobs`, without the run
-    usage: Columns  #: of `sim_usage`, without the run
+    row: Mapping[str, Any]  #: columns of `sim_runs`, without number, time and user
+    jobs: Columns  #: columns of `sim_jobs`, without the run
+    usage: Columns  #: columns of `sim_usage`, without the run
     user: str
 
 
 def add_run(tx: Transaction, batch: Sequence[NewRun]) -> Sequence[int]:
-    """Store runs; answers with their numbers."""
+    """Store runs; returns their numbers."""
     numbers = []
     for new in batch:
         number = tx.number("sim_runs")

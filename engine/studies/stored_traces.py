@@ -1,4 +1,4 @@
-"""Workload traces enter and leave the tables, each whole or not at all."""
+"""Adding workload traces to the tables and dropping them, each whole or not at all."""
 
 from __future__ import annotations
 
@@ -10,50 +10,45 @@ from typing import Any
 from ..errors import Conflict, NotFound, StokerError, nearest
 from ..jobs.owners import require_own
 from ..store.transaction import Transaction
+from ..traces.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
 class NewTrace:
     """A trace to be added.
 
-    ``slices`` gives the rows of `trace_jobs` in order, fresh ones each time that it is called, some thousand
-    at a time, so that the writer never holds all of them.
+    ``slices`` returns an iterator over the rows of `trace_jobs` in order, some thousand at a time, so that the
+    writer never holds all of them; it may be called again.
     """
 
-    name: str
-    format: str
-    source: str
-    sha256: str
-    starts_at: float | None
+    about: Trace  #: without its jobs
     jobs: int
-    dropped: Mapping[str, int]
-    repaired: Mapping[str, int]
-    recipe: Mapping[str, Any] | None
     user: str
     slices: Callable[[], Iterable[list[dict[str, Any]]]]
 
     def is_like(self, row: Mapping[str, Any]) -> bool:
-        """Whether a row of `traces` holds the same content: the same file, read the same way."""
+        """Whether a row of `traces` has the same content: the same file, read in the same way."""
         known = [json.loads(row[column] or "null") for column in ("dropped", "repaired", "recipe")]
-        told = [dict(self.dropped), dict(self.repaired), None if self.recipe is None else dict(self.recipe)]
-        return (row["sha256"], row["format"], row["jobs"]) == (self.sha256, self.format, self.jobs) and known == told
+        about = self.about
+        told = [about.dropped, about.repaired, about.recipe]
+        return (row["sha256"], row["format"], row["jobs"]) == (about.sha256, about.format, self.jobs) and known == told
 
 
 def known_trace(request: NewTrace, rows: Iterable[Mapping[str, Any]]) -> int | None:
-    """Number of the trace that is there already with this name and content, None when the name is free; else Conflict."""
+    """Number of the stored trace with this name and content, None when the name is free; else Conflict."""
     for row in rows:
-        if row["name"] == request.name:
+        if row["name"] == request.about.name:
             if request.is_like(row):
                 return int(row["id"])
             raise Conflict(
-                f"trace {request.name!r} is there already with other content, from {row['source']}: "
-                f"give another name with --name, or 'stoker trace drop {request.name}' first"
+                f"trace {request.about.name!r} is there already with other content, from {row['source']}: "
+                f"give another name with --name, or 'stoker trace drop {request.about.name}' first"
             )
     return None
 
 
 def add_trace(tx: Transaction, batch: Sequence[NewTrace]) -> Sequence[dict[str, Any] | StokerError]:
-    """Add traces; answers with ``{id, name, jobs, existing}``. The same content under the same name is the one that is there."""
+    """Add traces; returns ``{id, name, jobs, existing}`` for each. The same content under the same name is not stored again."""
     rows = tx.objects("traces")
     answers: list[dict[str, Any] | StokerError] = []
     for request in batch:
@@ -67,7 +62,7 @@ def add_trace(tx: Transaction, batch: Sequence[NewTrace]) -> Sequence[dict[str, 
             row = _insert(tx, request)
             rows.append(row)
             number = row["id"]
-        answers.append({"id": number, "name": request.name, "jobs": request.jobs, "existing": existing})
+        answers.append({"id": number, "name": request.about.name, "jobs": request.jobs, "existing": existing})
     return answers
 
 
@@ -78,20 +73,21 @@ def _insert(tx: Transaction, request: NewTrace) -> dict[str, Any]:
             job["trace_id"], job["job"] = number, position
             position += 1
         tx.insert("trace_jobs", rows)
+    about = request.about
     row = {
-        "id": number, "name": request.name, "format": request.format, "source": request.source, "sha256": request.sha256,
-        "added_at": tx.now, "added_by": request.user, "starts_at": request.starts_at, "jobs": position,
-        "dropped": json.dumps(dict(request.dropped)), "repaired": json.dumps(dict(request.repaired)),
-        "recipe": None if request.recipe is None else json.dumps(dict(request.recipe)),
+        "id": number, "name": about.name, "format": about.format, "source": about.source, "sha256": about.sha256,
+        "added_at": tx.now, "added_by": request.user, "starts_at": about.starts_at, "jobs": position,
+        "dropped": json.dumps(about.dropped), "repaired": json.dumps(about.repaired),
+        "recipe": None if about.recipe is None else json.dumps(about.recipe),
     }  # fmt: skip
     tx.insert("traces", [row])
-    tx.event("trace.added", request.user, reason=f"{position} jobs", detail={"id": number, "name": request.name, "source": request.source})
+    tx.event("trace.added", request.user, reason=f"{position} jobs", detail={"id": number, "name": about.name, "source": about.source})
     tx.touch("traces")
     return row
 
 
 def drop_trace(tx: Transaction, batch: Sequence[tuple[str, str, str | None]]) -> Sequence[dict[str, Any] | StokerError]:
-    """``(name, actor, only)``: the trace and its jobs are removed; what was simulated on it stays. ``only``: of this user's alone."""
+    """``(name, actor, only)``: remove the trace and its jobs; simulations of it stay. ``only``: only if it is this user's."""
     known = {row["name"]: row for row in tx.objects("traces")}
     answers: list[dict[str, Any] | StokerError] = []
     for name, actor, only in batch:

@@ -1,4 +1,4 @@
-"""Attributes that evaluations add to a trace's jobs: models, demands with deadlines, stopping rules, elastic ranges (002 ch. 5.4.2)."""
+"""Attributes added to a trace's jobs for evaluations: models, demands with deadlines, stopping rules, elastic ranges (002 ch. 5.4.2)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .sampling import scale_rows
 from .trace import DEMANDS, TraceJob
 
 KEEP = "keep"
-FIRST_DEADLINE = (1.1, 2.0)  #: of the duration
+FIRST_DEADLINE = (1.1, 2.0)  #: range, in durations
 #: A strict deadline is worth the whole reward. A soft one is worth it until the first deadline, and 002 ch. 5.4.2 adds the other three:
 #: Figure 5.5a steps down from 100, and "additional" deadlines with rewards of 80, 50 and 20 leave the first one at 100.
 STRICT_TIERS = ((1.0, 100.0),)
 SOFT_TIERS = ((1.0, 100.0), (1.1, 80.0), (1.2, 50.0), (1.5, 20.0))
 TIERS: Mapping[str, tuple[tuple[float, float], ...]] = MappingProxyType({"strict": STRICT_TIERS, "soft": SOFT_TIERS, "best-effort": ()})
 
-#: 002 ch. 5.4.2 says which demands each mix has and not how many of each: these are the counts of the traces that Chronus published.
+#: 002 ch. 5.4.2 names the demands of each mix, but not their numbers: these are the counts of the traces that Chronus published.
 MIXES: Mapping[str, Mapping[str, float]] = MappingProxyType({
     "slo": {"strict": 1.0},
     "mix1": {"strict": 21_724 / 30_940, "best-effort": 9_216 / 30_940},
@@ -33,8 +33,8 @@ MIXES: Mapping[str, Mapping[str, float]] = MappingProxyType({
 })  # fmt: skip
 
 PERFORMANCE = 0.2  #: share of the jobs that stop at a metric's target (002 ch. 5.4.2)
-KEYWORDS = ("detection", "cifar10", "imagenet", "face")  #: of models that may (the same)
-#: 002 Figure 5.1: how much of the iterations training to the best metric, or to 99 % of it, spares at most.
+KEYWORDS = ("detection", "cifar10", "imagenet", "face")  #: parts of the names of models that may stop so (the same chapter)
+#: 002 Figure 5.1: the largest share of iterations saved by training only to the best metric, or to 99 % of it.
 SPARED = (0.22, 0.31)
 
 
@@ -42,11 +42,11 @@ SPARED = (0.22, 0.31)
 class Attributes:
     models: str = KEEP  #: a catalogue of `models`, or keep
     models_by: str = "scale"  #: scale: by the GPU-time of the job (002 ch. 3.5.1); even: any, each as likely (ch. 5.5.1)
-    mix: str = KEEP  #: of MIXES, or keep
-    shares: dict[str, float] | None = None  #: of the demands, in place of the mix's own
-    performance: float | None = None  #: share that stops at a metric's target; None: PERFORMANCE with a mix, else as in the source
-    elastic: float = 1.0  #: GPUs that a job can use over those that it asks for
-    gpus: int | None = None  #: of the cluster: no job can use more
+    mix: str = KEEP  #: one of MIXES, or keep
+    shares: dict[str, float] | None = None  #: of the demands, instead of the mix's own
+    performance: float | None = None  #: share of jobs that stop at a metric's target; None: PERFORMANCE with a mix, else as in the source
+    elastic: float = 1.0  #: GPUs that a job can use, divided by those that it asks for
+    gpus: int | None = None  #: GPUs of the cluster: no job can use more
     per_node: int = 8  #: GPUs of a node: jobs that ask for more train over several
 
     def demands(self) -> dict[str, float] | None:
@@ -58,7 +58,7 @@ class Attributes:
 
 
 def check(wanted: Attributes) -> None:
-    """ValueError that names the field, what is wrong and what would do."""
+    """Raise ValueError that names the wrong field and a remedy."""
     _one_of("models", wanted.models, [KEEP, *CATALOGUES])
     _one_of("models_by", wanted.models_by, ["scale", "even"])
     _one_of("mix", wanted.mix, [KEEP, *MIXES])
@@ -87,7 +87,7 @@ def _one_of(field: str, value: str, known: Sequence[str]) -> None:
 
 
 def assign(jobs: Sequence[TraceJob], wanted: Attributes, rngs: Mapping[str, np.random.Generator]) -> list[TraceJob]:
-    """The jobs with what is wanted. Each kind of attribute has a generator of its own (`RNGS`): asking for one leaves the others."""
+    """The jobs with the wanted attributes. Each kind has its own generator (`RNGS`): so one kind does not change the others."""
     check(wanted)
     service = np.array([job.duration * job.gpus_min for job in jobs], dtype=np.float64)
     made = [replace(job, scale=SCALES[row]) for job, row in zip(jobs, scale_rows(service).tolist(), strict=True)]
@@ -122,7 +122,7 @@ def _with_models(jobs: list[TraceJob], catalogue: Sequence[TraceModel], wanted: 
 
 
 class _Wheel:
-    """Models to be drawn from, each in proportion to its weight."""
+    """Draws models, each in proportion to its weight."""
 
     def __init__(self, models: Sequence[TraceModel], weights: Sequence[float]) -> None:
         self.models = models
@@ -133,7 +133,7 @@ class _Wheel:
 
 
 def _trains(job: TraceJob, model: TraceModel, per_node: int) -> TraceJob:
-    """The iterations follow from the duration and the model's speed (002 ch. 5.4.2)."""
+    """The job with a model; its iterations follow from the duration and the model's speed (002 ch. 5.4.2)."""
     step = model.iteration(job.gpus_min, spread=job.gpus_min > per_node)
     iterations = None if step is None else max(1.0, float(round(job.duration / step)))
     return replace(job, model=model.name, batch_size=model.batch_on(job.gpus_min), iterations=iterations)
@@ -153,10 +153,10 @@ def _with_demands(jobs: list[TraceJob], shares: Mapping[str, float], rng: np.ran
 
 
 def _with_stops(jobs: list[TraceJob], share: float, rng: np.random.Generator) -> list[TraceJob]:
-    """``share`` of all jobs stop at a metric's target. These are jobs whose model's name has one of KEYWORDS; where no job's has, any.
+    """Let ``share`` of all jobs stop at a metric's target: jobs whose model's name has one of KEYWORDS, or any if there are none.
 
-    Such a job is submitted with a maximum of iterations, and its duration is the one in the trace (002 ch. 5.4.2), so that its submitter
-    expects it to take longer: its target is the best metric or 99 % of that, at even odds, and what it spares is uniform up to SPARED.
+    Such a job is submitted with a maximum of iterations, and its duration is that of the trace (002 ch. 5.4.2), so that its submitter
+    expects it to take longer: its target is the best metric or 99 % of that, at even odds, and the saved share is uniform up to SPARED.
     """
     hinted = np.array([any(word in (job.model or "").lower() for word in KEYWORDS) for job in jobs], dtype=bool)
     may = hinted if hinted.any() else np.ones(len(jobs), dtype=bool)

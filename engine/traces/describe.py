@@ -16,13 +16,13 @@ from .periods import HOUR, MOST_BUCKETS, Arrivals, arrivals
 from .trace import Trace, TraceJob
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
-REPEATED_OFTEN = 10  #: 002 ch. 6.2.1 counts the jobs that repeat more than so many times
+REPEATED_OFTEN = 10  #: 002 ch. 6.2.1 counts the jobs that repeat more often than this
 UNNAMED = "(none)"
 _CDF_POINTS = 200
 
 
 def quantiles(values: Floats) -> dict[str, float | None]:
-    """Minimum, mean, maximum and percentiles in the unit of the values; None of no values."""
+    """Minimum, mean, maximum and percentiles in the unit of the values; None without values."""
     names = [f"p{round(share * 100)}" for share in QUANTILES]
     if not len(values):
         return dict.fromkeys(("min", "mean", "max", *names))
@@ -31,7 +31,7 @@ def quantiles(values: Floats) -> dict[str, float | None]:
 
 
 def cdf(values: Floats, most: int = _CDF_POINTS) -> tuple[Floats, Floats]:
-    """Values, ascending, and the share of all that is at most each; thinned to ``most`` points, the first and last kept."""
+    """Ascending values, and for each the share of all values up to it; thinned to ``most`` points with the first and last."""
     ordered = np.sort(values)
     rows = np.unique(np.linspace(0, len(ordered) - 1, min(most, len(ordered))).round().astype(np.int64))
     return ordered[rows], (rows + 1) / max(len(ordered), 1)
@@ -50,7 +50,7 @@ class Request:
 
 
 def by_request(gpus: Ints, duration: Floats) -> list[Request]:
-    """By GPU request, ascending. ``duration`` in seconds."""
+    """The jobs by GPU request, ascending. ``duration`` in seconds."""
     total = float((gpus * duration).sum())
     found = []
     for count in np.unique(gpus).tolist():
@@ -63,20 +63,20 @@ def by_request(gpus: Ints, duration: Floats) -> list[Request]:
 
 @dataclass(frozen=True, slots=True)
 class Recurrence:
-    """How often the same task comes back: jobs of equal keys are one task."""
+    """How often the same task is submitted again: jobs of equal keys are one task."""
 
-    by: tuple[str, ...]  #: what jobs of one task share; (): the trace does not tell users or models
-    jobs: int  #: with all of these
+    by: tuple[str, ...]  #: columns that are equal for jobs of one task; (): the trace has neither users nor models
+    jobs: int  #: jobs with values in all of these
     tasks: int
-    sizes: Ints  #: jobs of the task of each of these jobs, ascending
+    sizes: Ints  #: for each of these jobs the number of jobs of its task, ascending
 
     @property
     def often(self) -> float | None:
-        """Share of these jobs whose task has more than REPEATED_OFTEN jobs."""
+        """Share of jobs whose task has more than REPEATED_OFTEN jobs."""
         return float((self.sizes > REPEATED_OFTEN).mean()) if self.jobs else None
 
 
-#: What two jobs of the same task have in common, the first that the trace tells (002 ch. 6.2.1: "training for the same model").
+#: Columns that two jobs of the same task share; the first that the trace has count (002 ch. 6.2.1: "training for the same model").
 _KEYS: tuple[tuple[str, ...], ...] = (("user", "model"), ("model", "gpus"), ("user", "gpus"))
 _READ: dict[str, Callable[[TraceJob], str | int | None]] = {
     "user": lambda job: job.user_name,
@@ -87,7 +87,7 @@ _READ: dict[str, Callable[[TraceJob], str | int | None]] = {
 
 
 def recurrence(jobs: Sequence[TraceJob], by: Sequence[str] = ()) -> Recurrence:
-    """Tasks are jobs of equal ``by`` (of _READ); (): by the first of _KEYS that the trace tells."""
+    """A task is the jobs with equal ``by`` (of _READ); (): by the first of _KEYS that the trace has."""
     for column in by:
         if column not in _READ:
             raise ValueError(f"task: {column!r} is no column of a task; known are {', '.join(_READ)}")
@@ -101,13 +101,13 @@ def recurrence(jobs: Sequence[TraceJob], by: Sequence[str] = ()) -> Recurrence:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """GPUs in use, mean of each bucket of ``bucket`` seconds, if every job started when it was submitted and ran its duration."""
+    """Mean of the GPUs in use in each bucket of ``bucket`` seconds, if every job started at once and ran its duration."""
 
-    start: float  #: of the first bucket, seconds
+    start: float  #: start of the first bucket, seconds
     bucket: float
     gpus: Floats
-    mean: float | None = None  #: from the first submission to the last; None: these are one moment
-    peak: float = 0.0  #: the most at any moment: the mean of a bucket may be far below, where jobs are shorter than that
+    mean: float | None = None  #: from the first submission to the last; None: these are the same time
+    peak: float = 0.0  #: the most at any time; means of buckets are far below it if jobs are shorter than a bucket
 
 
 def demand(submitted: Floats, duration: Floats, gpus: Ints) -> Demand:
@@ -122,7 +122,7 @@ def demand(submitted: Floats, duration: Floats, gpus: Ints) -> Demand:
     order = np.argsort(moments, kind="stable")
     moments, in_use = moments[order], np.cumsum(np.concatenate([gpus, -gpus])[order]).astype(np.float64)
     served = np.concatenate([[0.0], np.cumsum(in_use[:-1] * np.diff(moments))])
-    lasts = np.diff(moments) > 0  # at the moment at which a job ends another one takes its place
+    lasts = np.diff(moments) > 0  # when one job ends and another starts at the same time, only the sum counts
     peak = float(in_use[:-1][lasts].max()) if lasts.any() else 0.0
     return Demand(start, bucket, np.diff(np.interp(edges, moments, served)) / bucket, _mean(moments, served, submitted, peak), peak)
 
@@ -131,7 +131,7 @@ def _mean(moments: Floats, served: Floats, submitted: Floats, peak: float) -> fl
     first, last = float(submitted.min()), float(submitted.max())
     if first == last:
         return None
-    return min(float(np.interp(last, moments, served)) / (last - first), peak)  # rounding puts it above where all moments are alike
+    return min(float(np.interp(last, moments, served)) / (last - first), peak)  # a constant demand may be rounded above its peak
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class Group:
 
 
 def by_name(names: Sequence[str | None], service: Floats) -> list[Group]:
-    """Groups of equal names, the greatest service first; () when nobody is named."""
+    """Groups of equal names, the greatest service first; () without names."""
     if not any(name is not None for name in names):
         return []
     known, codes = np.unique(np.array([UNNAMED if name is None else name for name in names], dtype=str), return_inverse=True)
@@ -160,11 +160,11 @@ def by_name(names: Sequence[str | None], service: Floats) -> list[Group]:
 
 @dataclass(frozen=True)
 class Description:
-    """Everything that is told of a trace. Times are seconds, service is GPU-seconds."""
+    """The description of a trace. Times are seconds, service is GPU-seconds."""
 
     trace: Trace
     by: tuple[str, ...] = ()  #: see `recurrence`
-    capacity: int | None = None  #: GPUs of the cluster that loads are told against
+    capacity: int | None = None  #: GPUs of the cluster, by which loads are divided
 
     @cached_property
     def submitted(self) -> Floats:
@@ -217,21 +217,21 @@ class Description:
 
     @property
     def mean_demand(self) -> float | None:
-        """GPUs that would do all the service of the jobs while they arrive; None when they do not arrive for long enough to tell.
+        """GPUs that would do all the service of the jobs in the time of their arrivals; None if that time is too short.
 
-        It is no mean of what is in use, as jobs run on after the last has arrived. It is unknown where they run, on average over the GPUs
-        that they ask for, for longer than they arrive: the quotient would be more GPUs than all of them ask for together.
+        It is not the mean of the GPUs in use, as jobs run on after the last arrival. It is unknown if the mean duration, weighted by GPUs,
+        is longer than the time of arrivals: the quotient would be more GPUs than all jobs ask for together.
         """
         service = float(self.service.sum())
         return service / self.span if self.span and service <= float(self.gpus.sum()) * self.span else None
 
     @property
     def load(self) -> float | None:
-        """That over the GPUs of the cluster."""
+        """`mean_demand` divided by the GPUs of the cluster."""
         return self.mean_demand / self.capacity if self.capacity and self.mean_demand is not None else None
 
     def summary(self) -> dict[str, Any]:
-        """As plain values, without the series."""
+        """The description as plain values, without the series."""
         return {
             "name": self.trace.name,
             "format": self.trace.format,
@@ -258,7 +258,7 @@ class Description:
         }
 
     def series(self) -> dict[str, Any]:
-        """What the figures are drawn from, as plain values."""
+        """The series of the figures, as plain values."""
         seconds, share = cdf(self.duration)
         sizes, jobs = cdf(self.recurrence.sizes.astype(np.float64))
         return {
@@ -276,7 +276,7 @@ class Description:
 
 
 def _counts(words: Iterable[str | None]) -> dict[str, int]:
-    """How often each word comes, the most frequent first."""
+    """How often each word occurs, the most frequent first."""
     return dict(Counter(word for word in words if word is not None).most_common())
 
 

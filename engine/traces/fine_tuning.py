@@ -1,4 +1,4 @@
-"""Fine-tuning jobs of a trace, by its recipe: how fast they train on any GPUs, and how far the weights of one take another."""
+"""Fine-tuning jobs of a trace, from its recipe: their speed on any number of GPUs, and the gain of beginning with another's weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Told:
     transfers: Transfers | None = None
 
     def columns(self, models: Sequence[str], asked: Sequence[int]) -> dict[str, Any]:
-        """Of `make_workload`, for jobs of these models that ask for so many GPUs."""
+        """Columns for `make_workload`, for jobs of these models with these GPU requests."""
         if self.transfers is None:
             return {}
         return {
@@ -32,7 +32,7 @@ class Told:
 
 
 def told(recipe: Mapping[str, Any] | None, profiles: Sequence[Profile]) -> Told:
-    """``profiles`` and those of the recipe's kinds of jobs, with what is known of pairs of these."""
+    """``profiles`` and those of the recipe's kinds of jobs, with the known values of pairs of these."""
     tables = None if recipe is None else recipe.get("fine_tuning")
     if not tables:
         return Told(profiles, {})
@@ -49,7 +49,7 @@ def _told(tables: Mapping[str, Any], profiles: Sequence[Profile]) -> Told:
     known = [*profiles, *(Profile(kind["model"], _throughput(speeds, kind["backbone"], kind["batch"])) for kind in kinds)]
     begin = np.full((len(known), len(known)), np.nan)
     for b in range(len(kinds)):
-        begin[first + b, first + b] = 0.0  # a job of the same data leaves nothing to be learnt
+        begin[first + b, first + b] = 0.0  # after a job with the same data there is nothing left to learn
     for a, b, epochs in tables["temporal"]:
         if a != b:
             begin[first + a, first + b] = epochs / kinds[b]["epochs"]

@@ -1,4 +1,4 @@
-"""Jobs from nothing: Poisson arrivals, log-normal durations, and a distribution of GPU requests."""
+"""Generated jobs: Poisson arrivals, log-normal durations, and a distribution of GPU requests."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ _LONGEST = 10 * 365 * 86_400.0
 
 
 def philly_requests(gpus: int | None) -> dict[int, float]:
-    """Philly's requests that fit into a cluster of so many GPUs, None: all. Weights need not add to 1."""
+    """Philly's requests up to the size of a cluster, None: all. Weights need not add to 1."""
     return {asked: weight for asked, weight in PHILLY_REQUESTS.items() if gpus is None or asked <= gpus}
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What jobs from nothing look like. Exactly one of ``rate`` and ``load`` says how often they arrive."""
+    """The shape of generated jobs. Exactly one of ``rate`` and ``load`` sets how often they arrive."""
 
     jobs: int
     rate: float | None = None  #: jobs a second
-    load: float | None = None  #: mean service a second over ``gpus``
-    gpus: int | None = None  #: of the cluster
-    median: float = PHILLY_MEDIAN  #: of the duration, seconds
+    load: float | None = None  #: mean service a second divided by ``gpus``
+    gpus: int | None = None  #: GPUs of the cluster
+    median: float = PHILLY_MEDIAN  #: median duration in seconds
     sigma: float = PHILLY_SIGMA  #: standard deviation of the logarithm of the duration
     requests: dict[int, float] = field(default_factory=lambda: dict(PHILLY_REQUESTS))  #: GPUs to their weight
 
 
 def check(shape: Shape) -> None:
-    """ValueError that names the field, what is wrong and what would do."""
+    """Raise ValueError that names the wrong field and a remedy."""
     if not 1 <= shape.jobs <= MOST_JOBS:
         raise ValueError(f"jobs: {shape.jobs} is outside 1 to {MOST_JOBS}")
     if (shape.rate is None) == (shape.load is None):
@@ -86,8 +86,8 @@ def generate(shape: Shape, rng: np.random.Generator) -> list[TraceJob]:
 def _mean_gap(shape: Shape, service: float, gaps: float) -> float:
     """Seconds between arrivals.
 
-    A load is met by these very jobs (``service`` GPU-seconds over ``gaps`` mean gaps), not only in expectation: durations are
-    heavy-tailed, so that even thousands of them can be far from their mean.
+    These very jobs (``service`` GPU-seconds over ``gaps`` mean gaps) have the load, not only their expectation: durations are
+    heavy-tailed, so even thousands of them can be far from their mean.
     """
     if shape.rate is not None:
         return 1.0 / shape.rate

@@ -1,7 +1,7 @@
-"""Models that synthesised jobs train: how large their jobs are, how fast they train (002 Eqn 5.2), and how they share and scale.
+"""Models of synthesised jobs: the sizes of their jobs, their speed (002 Eqn 5.2), and how they share GPUs and scale.
 
-The parameters are published measurements, taken as 002 ch. 5.3.2.1 takes its own: the step on one GPU, and the time of
-communication that a second GPU adds on the same node and on another one.
+The parameters are published measurements, used as in 002 ch. 5.3.2.1: the step on one GPU, and the communication time
+that a second GPU adds on the same node and on another one.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ...policies.estimate.throughput import Profile, Throughput
 if TYPE_CHECKING:
     from .trace import TraceJob
 
-MOST_GPUS = 64  #: of a profile
+MOST_GPUS = 64  #: largest number of GPUs in a profile
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Seconds of an iteration: ``fixed + per_sample * samples on a GPU + (GPUs - 1) * intra``, or ``* inter`` over several nodes."""
+    """Seconds of an iteration: ``fixed + per_sample * samples per GPU + (GPUs - 1) * intra``, or ``* inter`` over several nodes."""
 
     fixed: float
     per_sample: float
@@ -36,11 +36,11 @@ class Speed:
 class TraceModel:
     name: str
     scale: str  #: small, medium or large: the GPU-time of its jobs
-    share: float  #: of the jobs of its scale, against the shares of the scale's other models
+    share: float  #: of the jobs of its scale, relative to the scale's other models
     batch_size: int
-    whole: bool  #: the batch size is that of the whole job, however many GPUs it has; else of each GPU
-    speed: Speed | None = None  #: None: nobody has published it
-    utilisation: float = math.nan  #: share of a GPU's compute that it uses alone; this and the next two: NaN where nobody has published it
+    whole: bool  #: the batch size is that of the whole job on any number of GPUs; else that of each GPU
+    speed: Speed | None = None  #: None: not published
+    utilisation: float = math.nan  #: share of a GPU's compute that it uses alone; this and the next two: NaN if not published
     memory: float = math.nan  #: share of a GPU's memory
     skew: float = math.nan  #: largest tensor as a share of the model
     goodput: Goodput | None = None  #: None: its batch size stays
@@ -58,9 +58,9 @@ class TraceModel:
         return self.batch_size if self.whole else self.batch_size * gpus
 
     def profile(self) -> Profile | None:
-        """Work a second by number of GPUs, on one node and over several, in iterations of one GPU; None when unknown."""
+        """Work a second by number of GPUs, on one node and over several, in iterations of one GPU; None if unknown."""
         counts = range(1, MOST_GPUS + 1)
-        # With a batch size of each GPU, an iteration on n GPUs does the work of n.
+        # With a batch size for each GPU, an iteration on n GPUs does n times the work.
         work = {gpus: 1.0 if self.whole else float(gpus) for gpus in counts}
         near = [work[gpus] / took for gpus in counts if (took := self.iteration(gpus, spread=False)) is not None]
         far = [work[gpus] / took for gpus in counts if (took := self.iteration(gpus, spread=True)) is not None]
@@ -70,7 +70,7 @@ class TraceModel:
 
 
 def _goodput(step: tuple[float, ...], batch: tuple[int, int], most_of_gpu: int, noise: tuple[float, ...]) -> Goodput:
-    """``step`` are the numbers of StepTime; ``batch`` the initial and the largest; ``noise`` is phi at equal steps of progress."""
+    """``step``: the parameters of StepTime; ``batch``: the initial and the largest; ``noise``: phi at equal steps of progress."""
     scale = tuple((at / (len(noise) - 1), phi) for at, phi in enumerate(noise))
     return Goodput(StepTime(*step), *batch, (1, most_of_gpu), scale)
 
@@ -78,8 +78,8 @@ def _goodput(step: tuple[float, ...], batch: tuple[int, int], most_of_gpu: int, 
 # Step and synchronisation times on T4 GPUs that Pollux (Qiao et al., OSDI 2021) publishes with its simulator, at one batch size a GPU
 # each. Scales and shares are of its Table 1, where ImageNet is larger still. Goodput is fitted (`benchmarks/step_time_fit.py`) to the
 # same measurements at all batch sizes, within 11 to 14 %; phi = M0 * grad_var / grad_sqr is that of its runs at the initial batch size.
-# Utilisation and memory are those that Lucid (Hu et al., ASPLOS 2023) publishes of the model alone on a GPU of 24 GB, at its batch size
-# nearest to ours. The largest tensors are a 3x3 convolution of 512 by 512 channels (ResNets), the embedding of the words (BERT), and
+# Utilisation and memory are those that Lucid (Hu et al., ASPLOS 2023) publishes for the model alone on a GPU of 24 GB, at the nearest
+# batch size. The largest tensors are a 3x3 convolution of 512 by 512 channels (ResNets), the embedding of the words (BERT), and
 # a 3x3 convolution of 512 by 1024 channels (YOLOv3).
 _DLT = (
     TraceModel(
@@ -109,13 +109,13 @@ _DLT = (
 )  # fmt: skip
 
 # Fitted to the V100 step times that Titan (Gao et al., SoCC 2022) publishes: within 0.5 % up to 256 (ViT) and 52 (RoBERTa) samples on a
-# GPU. Above that the line goes on, as it does when gradients are accumulated.
+# GPU. Above that the line is extended, as for accumulated gradients.
 _VIT = Speed(0.01754, 0.003223, 0.01448, 0.0302)
 _ROBERTA = Speed(0.02056, 0.01055, 0.0005131, 0.01013)
 _VIT_SKEW, _ROBERTA_SKEW = 0.027, 0.31  #: of one matrix of an MLP (768 by 3072), and of the embedding of the words (50265 by 768)
 
 #: Data set, batch size, scale and fraction of jobs (%), of 002 Table 3.3. Its fractions make a fifth of the jobs small where the text says
-#: 0.3, so they weigh only the tasks of one scale against each other.
+#: 0.3, so they are used only as weights among the tasks of one scale.
 _VIT_TASKS = (
     ("cat-dog", 768, "small", 10), ("imagenette", 64, "small", 10),
     ("cifar100", 768, "medium", 14), ("fashion-mnist", 768, "medium", 14), ("mnist", 64, "medium", 14),
@@ -137,7 +137,7 @@ _VICUNA_TASKS = (
 def _tasks(
     backbone: str, tasks: tuple[tuple[str, int, str, int], ...], speed: Speed | None, skew: float = math.nan
 ) -> tuple[TraceModel, ...]:
-    """Fine-tuning tasks of one backbone; 002 ch. 3.5.1 keeps their batch sizes on any number of GPUs."""
+    """Fine-tuning tasks of one backbone; as in 002 ch. 3.5.1 their batch sizes are the same on any number of GPUs."""
     return tuple(TraceModel(f"{backbone}/{name}", scale, share / 100, batch, True, speed, skew=skew) for name, batch, scale, share in tasks)
 
 
@@ -153,7 +153,7 @@ LUCID_GPU = 24 * 1024.0  #: MiB of the GPUs on which Lucid measured its jobs
 
 
 def measured(jobs: Sequence[TraceJob]) -> tuple[Profile, ...]:
-    """What a trace itself tells of how its models share a GPU: Lucid's table has `gpu_util` (per cent) and `gmem` (MiB) of each job."""
+    """Profiles of how models share a GPU, from the trace itself: Lucid's table has `gpu_util` (per cent) and `gmem` (MiB) of each job."""
     told: dict[str, list[tuple[float, float]]] = {}
     for job in jobs:
         if job.model is None or job.raw is None or not {"gpu_util", "gmem"} <= job.raw.keys():
@@ -168,6 +168,6 @@ def measured(jobs: Sequence[TraceJob]) -> tuple[Profile, ...]:
 
 
 def profiles() -> tuple[Profile, ...]:
-    """Of every model whose speed is known: what `to_workload` takes."""
+    """Profiles of all models with a known speed, for `to_workload`."""
     known = (model.profile() for catalogue in CATALOGUES.values() for model in catalogue)
     return tuple(profile for profile in known if profile is not None)

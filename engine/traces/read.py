@@ -19,7 +19,7 @@ from .trace import Trace, TraceJob
 from .trace_check import FILE_ENDINGS, check_name, wrong
 
 YEAR = 365.2425 * 86_400.0
-GPU_TYPE = "v100"  #: of Gavel's tables of throughputs, the one that its evaluation starts from
+GPU_TYPE = "v100"  #: the reference GPU of Gavel's evaluation in its tables of throughputs
 
 
 def read(
@@ -36,15 +36,15 @@ def read(
     tally: Tally | None = None,
     progress: Progress | None = None,
 ) -> Trace:
-    """Read a trace; ``format`` None: the one that the first line shows.
+    """Read a trace; ``format`` None: recognise it by the first line.
 
-    Jobs come in the order of submission. Dates count from the first submission (``starts_at`` is that moment, UTC where the
+    The jobs are in the order of submission. Dates count from the first submission (``starts_at`` is its time, UTC if the
     file names no zone); numbers keep the zero of their source. ``strict``: the first row that would be dropped is an error.
-    ``cpu_jobs``: jobs without a GPU are kept as jobs of one. ``throughputs`` (for ``gpu_type``), ``durations``, ``join``: tables
-    that complete some formats; those of Titan's author (for ``gpu_type``) are read where they lie beside the file.
-    ``tally``, if given, learns the first line of every reason; ``progress`` is called with bytes.
+    ``cpu_jobs``: jobs without a GPU are kept as jobs with one. ``throughputs`` (for ``gpu_type``), ``durations``, ``join``: tables
+    that complete some formats; those of Titan's author (for ``gpu_type``) are read if they are beside the file.
+    ``tally``, if given, gets the first line of every reason; ``progress`` is called with bytes.
 
-    Raises ValueError, in one line with file and line, for what cannot be read; OSError for a file that cannot be opened.
+    Raises ValueError, in one line with file and line, for unreadable content; OSError for a file that cannot be opened.
     """
     if not path.is_file():
         raise ValueError(f"{path}: is not a file" if path.exists() else f"{path}: there is no such file")
@@ -81,7 +81,7 @@ def read(
 
 
 def default_name(path: Path) -> str:
-    """The file's name without its endings, in letters that a name may have."""
+    """The file's name without suffixes, in characters that a trace's name may have."""
     stem = path.name
     while stem.endswith(FILE_ENDINGS):
         stem = stem[: stem.rindex(".")]
@@ -89,7 +89,7 @@ def default_name(path: Path) -> str:
 
 
 def _reasons(tally: Tally) -> str:
-    """Why rows were dropped, each reason with the first of them: what it was that could not be read or found."""
+    """Why rows were dropped: each reason with its first row."""
     return "; ".join(
         f"{count:,} {reason} (first: {tally.first[reason]})" if reason in tally.first else f"{count:,} {reason}"
         for reason, count in tally.dropped.items()
@@ -97,7 +97,7 @@ def _reasons(tally: Tally) -> str:
 
 
 def _completed_with(tables: dict[str, Path | None], gpu_type: str) -> dict[str, Any] | None:
-    """What the jobs also depend on, so that the same file with another table is another trace; None where there is nothing."""
+    """The tables on which the jobs depend too, so that the same file with another table is another trace; None without tables."""
     given = {option: {"file": path.name, "sha256": _digest(path)} for option, path in tables.items() if path is not None}
     if "throughputs" in given:
         given["throughputs"]["gpu_type"] = gpu_type
@@ -152,7 +152,7 @@ def _check(job: TraceJob, keys: set[str], *, dated: bool) -> None:
 
 
 def _set_zero(jobs: list[TraceJob]) -> float:
-    """Count from the first submission; the moment of it."""
+    """Let times count from the first submission; returns the time of that."""
     start = jobs[0].submitted
     for job in jobs:
         job.submitted -= start

@@ -1,4 +1,4 @@
-"""Choosing jobs of a trace: a window of it, what fits, and of these so many jobs or so much load."""
+"""Choosing jobs of a trace: those of a window that fit, and from these a number of jobs or a load."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .trace import Trace, TraceJob
 
 HOUR, DAY = 3600.0, 86_400.0
 #: 002 ch. 3.5.1 prints "Small (0.5 GPU-hours), Medium (0.5-10 GPU-hours), and Large (10-64 GPU-hours)": read as (0, 0.5], (0.5, 10] and
-#: (10, 64]. What is longer is large too, but is not drawn where jobs are drawn by scale.
+#: (10, 64]. A longer job is large too, but is not drawn when jobs are drawn by scale.
 SCALE_BOUNDS = (0.5 * HOUR, 10 * HOUR, 64 * HOUR)
 MOST_JOBS = 2_000_000
 _LEAST_CHUNK = 1024
@@ -26,39 +26,39 @@ _LEAST_CHUNK = 1024
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which jobs. Times are seconds from the source's start."""
+    """The choice of jobs. Times are seconds from the source's start."""
 
-    window: tuple[float, float] | None = None  #: submitted from the first up to but not at the second; None: all
-    min_duration: float = 1.0  #: jobs of no duration have no service, no deadline and no speed
+    window: tuple[float, float] | None = None  #: submissions from the first time up to, but not at, the second; None: all
+    min_duration: float = 1.0  #: jobs without duration have no service, no deadline and no speed
     max_duration: float | None = None
     max_gpus: int | None = None
-    jobs: int | None = None  #: so many; None: as ``load`` says, or all
-    load: float | None = None  #: GPU-time of the jobs over what ``gpus`` give while jobs arrive
-    gpus: int | None = None  #: of the cluster; jobs that ask for more are left out
+    jobs: int | None = None  #: number of jobs; None: as many as ``load`` needs, or all
+    load: float | None = None  #: GPU-time of the jobs divided by that of ``gpus`` in the time of arrivals
+    gpus: int | None = None  #: GPUs of the cluster; jobs that ask for more are left out
     replace: bool = False  #: a job may be drawn more than once
-    scales: tuple[float, float, float] | None = None  #: probabilities of small, medium and large (002 ch. 3.5.1); None: as they come
+    scales: tuple[float, float, float] | None = None  #: probabilities of small, medium and large (002 ch. 3.5.1); None: any jobs
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
     jobs: list[TraceJob]  #: in the order of submission, times from the window's start
-    start: float  #: of the window, seconds from the source's start
+    start: float  #: start of the window, seconds from the source's start
     span: float  #: seconds in which jobs could arrive
     dropped: dict[str, int]
 
 
 def scale_rows(service: Floats) -> Ints:
-    """Row of `SCALES` of jobs by their service (GPU-seconds)."""
+    """The row of `SCALES` for each job, by its service (GPU-seconds)."""
     return np.searchsorted(np.asarray(SCALE_BOUNDS[:2]), service, side="left").astype(np.int64)
 
 
 def offered_load(service: Floats, gpus: int, span: float) -> float:
-    """Service (GPU-seconds) that arrives over what the GPUs can give in ``span`` seconds."""
+    """Arriving service (GPU-seconds) divided by the GPU-seconds of the cluster in ``span`` seconds."""
     return float(np.sum(service)) / (gpus * span)
 
 
 def choose(source: Trace, choice: Choice, rng: np.random.Generator) -> Chosen:
-    """Jobs of ``source``. Raises ValueError that names the field, what is wrong and what would do."""
+    """Choose jobs of ``source``. Raises ValueError that names the wrong field and a remedy."""
     check(choice)
     submitted = np.array([job.submitted for job in source.jobs], dtype=np.float64)
     gpus = np.array([job.gpus_min for job in source.jobs], dtype=np.int64)
@@ -81,7 +81,7 @@ def choose(source: Trace, choice: Choice, rng: np.random.Generator) -> Chosen:
 
 
 def check(choice: Choice) -> None:
-    """ValueError for what cannot be asked of any trace."""
+    """Raise ValueError for a choice that no trace can fulfil."""
     if choice.jobs is not None and not 1 <= choice.jobs <= MOST_JOBS:
         raise ValueError(f"jobs: {choice.jobs} is outside 1 to {MOST_JOBS}")
     if choice.load is not None and not (choice.load > 0 and math.isfinite(choice.load)):
@@ -111,14 +111,14 @@ def _check_scales(choice: Choice) -> None:
 
 
 def _window(source: Trace, submitted: Floats, choice: Choice) -> tuple[float, float]:
-    """Start and end: those of the wanted window, no further than the trace goes."""
+    """Start and end of the wanted window, cut to the trace."""
     first, last = (float(submitted[0]), float(submitted[-1])) if len(submitted) else (0.0, 0.0)
     if choice.window is None:
         return first, math.nextafter(last, math.inf)
     start, end = choice.window
     if not start < end:
         raise ValueError(f"window: {_days(start, end)} is empty: its end must come after its start")
-    start = max(start, 0.0)  # a window of dates may begin before second 0: on the day of the first submission, say
+    start = max(start, 0.0)  # a window of dates may begin before second 0, as at midnight before the first submission
     if not ((submitted >= start) & (submitted < end)).any():
         asked = f"no job of {source.name!r} was submitted in {_days(*choice.window)} from its start"
         raise ValueError(f"window: {asked}; its jobs came in {_days(first, last)}{_dates(source, first, last)}")
@@ -130,7 +130,7 @@ def _days(start: float, end: float) -> str:
 
 
 def _dates(source: Trace, first: float, last: float) -> str:
-    """The same as dates, where the trace tells them."""
+    """The same as dates, if the trace has them."""
     if source.starts_at is None:
         return ""
     try:
@@ -141,7 +141,7 @@ def _dates(source: Trace, first: float, last: float) -> str:
 
 
 def _left_out(choice: Choice, submitted: Floats, duration: Floats, gpus: Ints, start: float, end: float) -> Iterator[tuple[str, Bools]]:
-    """Reasons, and the jobs that each leaves out."""
+    """Reasons, and the jobs left out for each."""
     yield "outside the window", (submitted < start) | (submitted >= end)
     yield f"shorter than {fmt.duration(choice.min_duration)}", duration < choice.min_duration
     if choice.max_duration is not None:
@@ -175,8 +175,8 @@ def _first(count: int, service: Floats, choice: Choice, rng: np.random.Generator
 
 
 def _worth(target: float, service: Floats, choice: Choice, rng: np.random.Generator, load: float) -> Ints:
-    """As many draws as come nearest to ``target`` GPU-seconds. Which jobs these are does not depend on their sizes: leaving out
-    those that overshoot would make a workload without large jobs."""
+    """As many draws as come nearest to ``target`` GPU-seconds. The draws do not depend on the jobs' sizes: leaving out jobs that
+    exceed the target would make a workload without large jobs."""
     rows = _chunk(len(service), service, choice, rng)
     while choice.replace and service[rows].sum() < target:
         if len(rows) > MOST_JOBS:
@@ -225,8 +225,8 @@ def _exhausted(service: Floats, choice: Choice) -> str:
 
 
 def _copies(jobs: Sequence[TraceJob], rows: Ints, start: float, end: float, rng: np.random.Generator) -> list[TraceJob]:
-    """The drawn jobs. A job's second and further copies come at another moment of the same hour: at the very same one they would be a
-    burst that the source does not have."""
+    """The drawn jobs. Further copies of a job are submitted at another time of the same hour: at the same time they would be a burst
+    that the source does not have."""
     taken = {jobs[row].key for row in rows.tolist()}
     seen: dict[int, int] = {}
     made = []

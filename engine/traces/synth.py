@@ -1,4 +1,4 @@
-"""Workloads made as evaluations make them: jobs of a trace, or from nothing, with models, deadlines and stopping rules.
+"""Synthetic workloads for evaluations: jobs of a trace, or generated ones, with models, deadlines and stopping rules.
 
 The same recipe gives the same trace, byte for byte, with the same version of NumPy (whose streams may change between versions).
 """
@@ -39,9 +39,9 @@ def sample(
     seed: int = 0,
     version: str = "",
 ) -> Trace:
-    """A workload of jobs of ``source``. ``arrivals``: ``keep`` the moments of submission, or ``poisson``: at any moment of the window.
+    """A workload of jobs of ``source``. ``arrivals``: ``keep`` the times of submission, or ``poisson``: at random times in the window.
 
-    Raises ValueError that names the field, what is wrong and what would do. ``version`` of Stoker goes into the recipe.
+    Raises ValueError that names the wrong field and a remedy. ``version`` of Stoker goes into the recipe.
     """
     choice, wanted = choice or Choice(), wanted or Attributes()
     if arrivals not in ARRIVALS:
@@ -72,7 +72,7 @@ def sample(
 
 
 def _plain(choice: Choice, chosen: Chosen) -> dict[str, Any]:
-    """What JSON cannot hold as it is: tuples, and windows without an end."""
+    """Values in a form that JSON can hold: without tuples, and windows without end as null."""
     return {
         "window": [chosen.start, chosen.start + chosen.span] if choice.window else None,
         "scales": list(choice.scales) if choice.scales else None,
@@ -80,12 +80,12 @@ def _plain(choice: Choice, chosen: Chosen) -> dict[str, Any]:
 
 
 def _source(source: Trace) -> dict[str, Any]:
-    """What it was made from, with that one's own recipe, so that a chain of recipes is whole."""
+    """The source of a workload with its own recipe, so that a chain of recipes is complete."""
     return {"name": source.name, "format": source.format, "sha256": source.sha256, "jobs": len(source.jobs), "recipe": source.recipe}
 
 
 def from_nothing(name: str, shape: Shape, *, wanted: Attributes | None = None, seed: int = 0, version: str = "") -> Trace:
-    """A workload of a given shape; its digest is that of its recipe. Raises ValueError as `sample` does."""
+    """A workload of a given shape; its digest is that of its recipe. Raises ValueError like `sample`."""
     wanted = wanted or Attributes()
     attributes.check(wanted)
     rngs = _generators(seed)
@@ -98,7 +98,7 @@ def from_nothing(name: str, shape: Shape, *, wanted: Attributes | None = None, s
 
 
 def _scattered(jobs: list[TraceJob], span: float, rng: np.random.Generator) -> list[TraceJob]:
-    """Poisson arrivals, given how many there are: each job comes at any moment of the span, and no two depend on each other."""
+    """Poisson arrivals for a given number of jobs: each is submitted at a random time of the span, independently of the others."""
     moments = np.floor(rng.random(len(jobs)) * span * 1000) / 1000
     moved = [replace(job, submitted=moment) for job, moment in zip(jobs, moments.tolist(), strict=True)]
     return sorted(moved, key=lambda job: job.submitted)
@@ -110,7 +110,7 @@ def _common(wanted: Attributes, seed: int, version: str) -> dict[str, Any]:
 
 
 def _made(jobs: list[TraceJob], gpus: int | None, span: float) -> dict[str, Any]:
-    """What came out, beside what was asked for."""
+    """The properties of the result, for the recipe."""
     service = np.array([job.duration * job.gpus_min for job in jobs], dtype=np.float64)
     load = offered_load(service, gpus, span) if gpus and span > 0 else None
     return {"jobs": len(jobs), "gpu_hours": float(service.sum()) / sampling.HOUR, "span_seconds": span, "load": load}

@@ -1,4 +1,4 @@
-"""A workload trace in one form, whatever it was read from: what the tables `traces` and `trace_jobs` hold."""
+"""A workload trace in one form for all sources: that of the tables `traces` and `trace_jobs`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEMANDS = {"best-effort": Demand.BEST_EFFORT, "soft": Demand.SOFT, "strict": Dem
 
 class TraceJob(
     msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=False
-):  # in no cycle: the garbage collector need not walk a million of them
+):  # it is in no reference cycle, so the garbage collector need not visit a million of them
     """One job; the fields are the columns of `trace_jobs`, where they are explained. Times are seconds."""
 
     key: str
@@ -63,7 +63,7 @@ def to_workload(trace: Trace, profiles: Sequence[Profile] = ()) -> Workload:
     gpus = np.array([job.gpus_min for job in jobs], dtype=np.int64)
     estimate = np.array([math.nan if job.estimate is None else job.estimate for job in jobs], dtype=np.float64)
     stops = np.array([job.stop == "performance" for job in jobs], dtype=bool)
-    # Who stops at a metric's target is submitted with a maximum of iterations, which is its estimate (traces/attributes.py).
+    # A job that stops at a metric's target is submitted with a maximum of iterations, which is its estimate (traces/attributes.py).
     bounded = stops & (estimate >= duration)
     tuned = told(trace.recipe, profiles)
     return make_workload(
@@ -89,7 +89,7 @@ def to_workload(trace: Trace, profiles: Sequence[Profile] = ()) -> Workload:
 
 
 def _asked(job: TraceJob) -> int:
-    """GPUs that its source says; more than ``gpus_min`` where it can run on fewer."""
+    """GPUs in its source; more than ``gpus_min`` if it can run on fewer."""
     try:
         return int(float((job.raw or {})["num_gpus"]))
     except (KeyError, ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""Rules that every trace must fulfil, wherever it comes from: those of the tables `traces` and `trace_jobs`, as ValueErrors."""
+"""Rules for every trace from any source: those of the tables `traces` and `trace_jobs`, as ValueErrors."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ _NO_SECONDS = "{}: must be a number of seconds from 0 to 1e11"
 
 def check_name(name: str) -> str:
     if not NAME.fullmatch(name):
-        raise ValueError(f"name: {name[:100]!r} is not made of up to 100 letters, digits, '.', '_' and '-'; give another with --name")
+        form = "up to 100 letters of A to Z, digits, '.', '_' and '-', a letter or digit first"
+        raise ValueError(f"name: {name[:100]!r} is not made of {form}; give another with --name")
     if name.endswith(FILE_ENDINGS):
         raise ValueError(f"name: {name!r} would be taken for a file; give another with --name")
     return name
 
 
 def check_jobs(jobs: Sequence[TraceJob], after: float = 0.0) -> float:
-    """Check jobs that follow one submitted at ``after``; the submission of the last."""
+    """Check jobs that follow one submitted at ``after``; returns the submission of the last."""
     for job in jobs:
         if what := wrong(job):
             raise ValueError(f"job {job.key[:60]!r}: {what}")
@@ -36,7 +37,7 @@ def check_jobs(jobs: Sequence[TraceJob], after: float = 0.0) -> float:
 
 
 def wrong(job: TraceJob) -> str:
-    """What is wrong with a job, '' when nothing is."""
+    """The mistake in a job, '' if there is none."""
     if not 0 <= job.submitted <= LONGEST_SECONDS:
         return _NO_SECONDS.format("submitted")
     if not 0 <= job.duration <= LONGEST_SECONDS:

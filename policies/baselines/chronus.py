@@ -11,13 +11,13 @@ from ..unisched.unisched import UniSched
 
 
 class Chronus(UniSched):
-    """Deadlines by an integer program over leases, what is left to the shortest remaining time; profiling on GPUs of its own.
+    """Deadlines by an integer program over leases; remaining GPUs by the shortest remaining time; profiling on GPUs of its own.
 
-    The three kinds of jobs are dealt with apart: profiling runs have a fixed part of the pool, jobs with deadlines are chosen by the
-    program on as few nodes as possible only, and best-effort jobs take what they leave, the shortest remaining time first, those
-    that have lost their deadlines among them. A job that stops at a metric is taken to run to its maximum of iterations, and
-    suspensions to cost nothing. So it is UniSched with other settings, and its two hybrids of 5.6.3 are Chronus with some of them set back:
-    with the Estimator ``iterations=estimated resumption_aware=true caution=2``, with the Selector
+    The three kinds of jobs are handled apart: profiling runs have a fixed part of the pool; the program chooses jobs with deadlines, only
+    on as few nodes as possible; best-effort jobs, and jobs that have lost their deadlines, take the remaining GPUs, the shortest remaining
+    time first. A job that stops at a metric is assumed to run to its maximum of iterations, and suspensions to be free. So it is UniSched
+    with other settings, and the two hybrids of 5.6.3 are Chronus with some of them set back: with the Estimator
+    ``iterations=estimated resumption_aware=true caution=2``, with the Selector
     ``placement=joint best_effort=joint profiler=unified late=0.01``.
     """
 

@@ -1,4 +1,4 @@
-"""ElasticFlow: jobs with deadlines get the fewest GPUs that meet them, and none is admitted that cannot be met."""
+"""ElasticFlow: jobs with deadlines get the fewest GPUs that meet them; a job whose deadline cannot be met is not admitted."""
 
 from __future__ import annotations
 
@@ -18,41 +18,36 @@ _LEAST_WORK = 1.0  #: seconds: a job that is about to end holds its GPUs until i
 
 
 class ElasticFlow:
-    """Deadlines are guaranteed to the jobs that were promised them (Gu et al., ASPLOS 2023).
+    """Admitted jobs have guaranteed deadlines (Gu et al., ASPLOS 2023).
 
     The minimum satisfactory share of a job is the fewest GPUs with which it ends by its deadline (section 4.1). Admission control
     fills the GPUs over time with all admitted jobs, the earliest deadline first, each with its minimum satisfactory share of
-    what those before it leave (progressive filling, Algorithm 1). A job that arrives is admitted if all deadlines are still
-    met with it; otherwise it is rejected, with the reason. Then every admitted job gets what its filling says for now, and GPUs
-    that are left go where they save most GPU time later on (marginal return, Algorithm 2): raising a job of share m from n to n' saves
+    the GPUs that the earlier ones leave (progressive filling, Algorithm 1). A new job is admitted if all deadlines are still
+    met with it; otherwise it is rejected, with the reason. Then every admitted job gets the present share of its filling. Remaining
+    GPUs go where they save most GPU time later (marginal return, Algorithm 2): raising a job of share m from n to n' saves
     m (f(n') - f(n)) / (f(m) (n' - n)) a GPU, f being its speed. Jobs without a deadline, or of unknown length, are best-effort
-    (section 4.4): they start on what deadlines leave, in the order of their submission, and grow by the same rule.
+    (section 4.4): they start on the remaining GPUs, in the order of their submission, and grow by the same rule.
 
-    Least shares of those before a job may fall as they progress, and leave it no room. So a job with a promise that is lost by
-    filling anew is given what was planned for it when it was last filled in, as all others then are; that plan still holds where
-    estimates are right, nothing fails and nothing is protected from a change.
+    Least shares of earlier jobs may fall as they progress, and leave a later job no room. So if a new filling would break a promise,
+    that job gets the GPUs planned for it at its last filling, and so do all others. That plan still holds if estimates are right, no
+    job fails and none is protected from a change.
 
     Numbers of GPUs double (section 4.3: buddy allocation with migration leaves no fragments). Promises count GPUs, not places: they need
-    gangs and nodes of powers of two GPUs, all large enough for every job. With others a gang may find no room in as many GPUs as it
-    was counted for: it may be late, and jobs that fit what is left start there meanwhile.
+    gangs and nodes of powers of two GPUs, all large enough for every job. Otherwise a gang may find no room in the number of GPUs
+    counted for it: it may be late, and jobs that fit the remaining GPUs start there meanwhile.
 
-    Of soft deadlines the last counts. A job is not rejected once it was admitted; if its deadline can no longer be met, because
-    estimates were wrong, it goes on as the first of the best-effort jobs. GPUs of jobs that may not be resized now are counted as
-    free when those are done. Jobs that have run under another policy are taken to have been admitted, with the GPUs that they hold as
-    their plan.
+    The last of several soft deadlines counts. An admitted job is never rejected; if its deadline can no longer be met, because
+    estimates were wrong, it continues as the first of the best-effort jobs. GPUs of jobs that may not be resized now count as
+    free after their end. Jobs that have run under another policy count as admitted, with the GPUs that they hold as their plan.
 
     Works in rounds of 60 s, the least slot of the authors. Between rounds nothing is resized, started or rejected.
     """
 
     @dataclass(frozen=True)
     class Config:
-        slack: float = tunable(0.0, "share by which work is taken to be longer than estimated", low=0.0, high=10.0)
-        overhead: float = tunable(
-            0.0, "seconds that a start or change of GPUs costs, kept clear before each deadline", low=0.0, high=3600.0
-        )
-        judged: int = tunable(
-            100, "new jobs that are admitted or rejected in one round at most; the others wait for the next", low=1, high=100_000
-        )
+        slack: float = tunable(0.0, "share by which work is assumed to be longer than estimated", low=0.0, high=10.0)
+        overhead: float = tunable(0.0, "seconds of a start or change of GPUs, reserved before each deadline", low=0.0, high=3600.0)
+        judged: int = tunable(100, "most new jobs admitted or rejected in one round; the others wait for the next", low=1, high=100_000)
         round: float = tunable(60.0, "seconds from one round to the next", low=0.1, high=86400.0)
 
     name: ClassVar[str] = "elasticflow"
@@ -88,7 +83,7 @@ class ElasticFlow:
         return begin(pool, divide(pool, given, np.append(order, rejected), rejected=rejected), promises=kept)
 
     def _admit(self, pool: Pool, promises: Promises) -> tuple[dict[int, Filling], list[int], list[int]]:
-        """Fillings of all jobs whose deadlines are promised, rows of those that lose theirs, and of new jobs that cannot have theirs."""
+        """Fillings of all jobs with promised deadlines, rows of those that lose theirs, and rows of new jobs that are rejected."""
         jobs = pool.jobs
         rows = pool.rows[_has_deadline(pool.view)[pool.rows]]
         old = _has_run(pool.view)[rows] | np.isin(jobs.id[rows], list(promises))
@@ -97,7 +92,7 @@ class ElasticFlow:
         return admission.fillings(), late, refused
 
     def _renew(self, pool: Pool, promises: Promises, rows: list[int]) -> tuple[_Admission, list[int]]:
-        """Take in jobs that were admitted before, and who of them is lost: by filling anew, or if that loses any, as it was planned."""
+        """Take in the jobs admitted before, by a new filling or, if that loses any, by the old plan; returns also the lost ones."""
         free = _free_over_time(pool, self.curves, self.interval)
         admission = _Admission(free, self.interval)
         requests = [self._request(pool, row) for row in rows]
@@ -118,7 +113,7 @@ class ElasticFlow:
         return _Request(seconds, row, curve, work, work * float((curve.gpus / curve.speed).min()))
 
     def _pack(self, pool: Pool, wanted: dict[int, int]) -> tuple[dict[int, tuple[int, ...]], Placement]:
-        """GPUs for what is wanted, and what is left. Who shrinks keeps some of its own, but where this is in the way of a gang."""
+        """GPUs for the wanted numbers, and the rest. A shrinking job keeps some of its own, unless they are in the way of a gang."""
 
         def smaller(row: int, n: int) -> int:
             return self.curves.of(pool, row).fewer(n)
@@ -137,7 +132,7 @@ class ElasticFlow:
         return given, pool.placement
 
     def _grow(self, pool: Pool, wanted: dict[int, int], promised: dict[int, Filling], left: int) -> None:
-        """Hand out what is left by marginal return."""
+        """Hand out the remaining GPUs by marginal return."""
         rows = sorted({*wanted, *promised})
         curves = [_with_nothing(self.curves.of(pool, row)) for row in rows]
         share = [promised[row].share if row in promised else int(pool.jobs.gpus_min[row]) for row in rows]
@@ -147,11 +142,11 @@ class ElasticFlow:
         wanted |= {row: n for row, curve, end in zip(rows, curves, ends, strict=True) if (n := int(curve.gpus[end]))}
 
 
-Promises = dict[int, Timeline | None]  #: GPUs planned for each job that was admitted, None: its deadline was lost
+Promises = dict[int, Timeline | None]  #: GPUs planned for each admitted job; None: its deadline was lost
 
 
 def _promises(view: View) -> Promises:
-    """As the last round left them, of the jobs that are still there."""
+    """The last round's promises to jobs that still exist."""
     memory = view.memory or {}
     at_hand, passed = set(view.jobs.id.tolist()), max(view.now - memory[ROUND_KEY]["began"], 0.0) if memory else 0.0
     return {
@@ -162,22 +157,22 @@ def _promises(view: View) -> Promises:
 
 
 def _planned(pool: Pool, promises: Promises, row: int) -> Timeline | None:
-    """What was planned for an admitted job, None: its deadline was lost. Of one that nothing is known of, what it holds."""
+    """The plan for an admitted job; None: its deadline was lost. For an unknown job the GPUs that it holds."""
     return promises.get(int(pool.jobs.id[row]), Timeline.of(int(pool.held[row]), []))
 
 
 class _Request(NamedTuple):
-    """A deadline that is asked for; the earliest first, among equals that of the earlier job."""
+    """A requested deadline; the earliest first, among equals that of the earlier job."""
 
     seconds: float  #: until the deadline
     row: int
     curve: Curve
     work: float  #: seconds on ``gpus_min`` GPUs
-    gpu_time: float  #: the least GPU-seconds that this takes, on whatever number of GPUs
+    gpu_time: float  #: the least GPU-seconds for this, on any number of GPUs
 
 
 class _Admission:
-    """Admitted jobs by deadline, each with its filling of what those before it leave."""
+    """Admitted jobs by deadline, each with its filling of the GPUs that the earlier ones leave."""
 
     def __init__(self, free: Timeline, slot: float) -> None:
         self._free, self._slot = free, slot
@@ -185,7 +180,7 @@ class _Admission:
         self._fillings: list[Filling] = []
 
     def admit(self, request: _Request) -> bool:
-        """Take the job in, if all deadlines are met with it."""
+        """Admit the job, if all deadlines are met with it."""
         at = bisect_left(self._requests, request[:2], key=lambda other: other[:2])
         requests = [request, *self._requests[at:]]
         if len(requests) > 1 and self._overbooked([*self._requests[:at], *requests], at):
@@ -197,7 +192,7 @@ class _Admission:
         return True
 
     def keep(self, request: _Request, planned: Timeline) -> bool:
-        """Take in a job, later than all so far, on the GPUs that were planned for it, if it meets its deadline on them."""
+        """Admit a job, later than all so far, on its planned GPUs, if it meets its deadline on them."""
         left = self._fillings[-1].left if self._fillings else self._free
         filling = follow(left, planned, request.curve.gpus, request.curve.speed, request.work, request.seconds, self._slot)
         if filling is None:
@@ -207,9 +202,9 @@ class _Admission:
         return True
 
     def _overbooked(self, requests: list[_Request], at: int) -> bool:
-        """Whether even the least GPU time that jobs need is more than there is by the deadline of any from ``at`` on.
+        """Whether even the jobs' least GPU time exceeds the available GPU time up to the deadline of any job from ``at`` on.
 
-        Filling would find the same, but only after many jobs: in a crowd this turns most away at once.
+        Filling would find the same, but only after many jobs: in a crowd this rejects most at once.
         """
         needed = np.cumsum([request.gpu_time for request in requests])[at:]
         there = self._free.gpu_time(np.array([request.seconds for request in requests[at:]]))
@@ -219,7 +214,7 @@ class _Admission:
         return {request.row: filling for request, filling in zip(self._requests, self._fillings, strict=True)}
 
     def _refill(self, requests: Sequence[_Request], left: Timeline) -> Iterator[Filling]:
-        """Fillings in order, up to the first that cannot be."""
+        """Fillings in order, up to the first impossible one."""
         for request in requests:
             filling = fill(left, request.curve.gpus, request.curve.speed, request.work, request.seconds, self._slot)
             if filling is None:
@@ -229,7 +224,7 @@ class _Admission:
 
 
 def _free_over_time(pool: Pool, curves: Curves, slot: float) -> Timeline:
-    """The round's GPUs, and those of jobs that may not be resized now, as free when these are done."""
+    """The round's GPUs, and those of jobs that may not be resized now, from the end of these jobs on."""
     jobs = pool.jobs
     remaining = np.where(np.isnan(jobs.remaining), np.inf, np.maximum(jobs.remaining, _LEAST_WORK))
     usable = pool.view.gpus.usable
@@ -242,12 +237,12 @@ def _free_over_time(pool: Pool, curves: Curves, slot: float) -> Timeline:
 
 
 def _short(wanted: dict[int, int], given: dict[int, tuple[int, ...]]) -> int:
-    """GPUs that are wanted and not given."""
+    """Number of wanted GPUs that are not given."""
     return sum(n - len(given.get(row, ())) for row, n in wanted.items())
 
 
 def _use_up(pool: Pool, placement: Placement, given: dict[int, tuple[int, ...]], order: Ints) -> None:
-    """Give GPUs in which a gang did not fit that was counted for them to those of ``order`` that have none, the least that they need."""
+    """Give GPUs counted for a gang that did not fit there to jobs of ``order`` without any, the least that each needs."""
     jobs = pool.jobs
     for row in order.tolist():
         if row in given or not placement.free_soon():
@@ -263,7 +258,7 @@ def _use_up(pool: Pool, placement: Placement, given: dict[int, tuple[int, ...]],
 
 
 def _has_deadline(view: View) -> Bools:
-    """Jobs that ask for a deadline which can be judged."""
+    """Jobs with a deadline that can be checked."""
     jobs = view.jobs
     asks: Bools = (jobs.demand != Demand.BEST_EFFORT) & np.isfinite(jobs.deadline) & ~np.isnan(jobs.remaining)
     return asks

@@ -18,21 +18,21 @@ _TURN = Reason("turn", "waits for its next time slice: jobs of its size take tur
 
 
 class Gandiva:
-    """Jobs of one size take turns on the same GPUs: a job that has run for a slice gives them to one that waits and had less.
+    """Jobs of one size take turns on the same GPUs: a job that has run for a slice gives them to a waiting one that had less.
 
     A job's share is the part of its life for which it has run, so a new job goes first (early feedback), and jobs that came together
-    go round robin. Turns are taken among gangs of one size, Gandiva's affinity, which leaves no fragments. What is free goes
-    to larger gangs first. If no job of a size runs, its first may displace jobs of other sizes that have run for a slice
-    and had a larger share.
+    go round robin. Turns are taken among gangs of one size, Gandiva's affinity, which leaves no fragments. Free GPUs go to larger
+    gangs first. If no job of a size runs, its first may displace jobs of other sizes that have run for a slice and had a larger
+    share.
 
     Xiao et al., sec. 3 and 4. Left out: packing and migration by introspection, and growing and shrinking.
     """
 
     @dataclass(frozen=True)
     class Config:
-        #: A suspension with its resumption takes 22 s on one GPU (002 ch. 5.3.2.3). In slices of no more than that jobs would take turns
-        #: for ever, and none would get anything done.
-        slice: float = tunable(60.0, "seconds that a job runs before another may take its turn, with what a switch takes",
+        #: A suspension with its resumption takes 22 s on one GPU (002 ch. 5.3.2.3). In slices of no more than that, jobs would take turns
+        #: for ever without progress.
+        slice: float = tunable(60.0, "seconds that a job runs before another may take its turn, the switch included",
                                low=30.0, high=86400.0)  # fmt: skip
 
     name: ClassVar[str] = "gandiva"
@@ -66,11 +66,11 @@ class Gandiva:
         return over if jobs.protected is None else over & ~jobs.protected
 
     def _next_slice(self, view: View, plan: Plan) -> float | None:
-        """When the next slice ends of a job that may have to give way."""
+        """The next end of a slice of a job that may have to give way."""
         jobs = view.jobs
         runs, waits = after(jobs, plan)
         sizes = jobs.gpus_min[waits]
-        # Of a size of which nobody runs, the first may displace anybody.
+        # The first of a size without a running job may displace any job.
         matters = runs if np.setdiff1d(sizes, jobs.gpus_min[runs]).size else runs & np.isin(jobs.gpus_min, sizes)
         if not matters.any():
             return None
@@ -79,7 +79,7 @@ class Gandiva:
 
 
 def _first_of_new_sizes(view: View, pending: Bools, share: Floats) -> Bools:
-    """Of each size of which nobody holds GPUs, the waiting job with the smallest share."""
+    """The waiting job with the smallest share of each size without a running job."""
     jobs = view.jobs
     first = np.zeros(len(jobs), dtype=bool)
     waiting = np.flatnonzero(pending & ~np.isin(jobs.gpus_min, jobs.gpus_min[~pending]))
@@ -89,7 +89,7 @@ def _first_of_new_sizes(view: View, pending: Bools, share: Floats) -> Bools:
 
 
 def _turns(view: View, plan: Plan, pending: Bools, over: Bools, share: Floats) -> dict[int, int]:
-    """Who takes whose GPUs (rows): of each size the smallest shares those of the largest."""
+    """Which row takes the GPUs of which: within each size the smallest shares those of the largest."""
     jobs = view.jobs
     waits = np.flatnonzero(pending & ~np.isin(jobs.id, list(plan.allocations)))
     gives = np.flatnonzero(over & ~np.isin(jobs.id, [*plan.allocations, *plan.preempt]))

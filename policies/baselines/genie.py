@@ -20,20 +20,20 @@ from ..queues.reasons import lacking
 
 
 class Genie:
-    """The job with a deadline that can wait least goes first, on as few GPUs as its predicted speed needs to meet it.
+    """The job with the least laxity goes first, on the fewest GPUs that meet its deadline at its predicted speed.
 
     GENIE (ICPADS 2019) as 002 ch. 5.4.4 compares with it: the highest priority to the SLO job with the smallest laxity,
     best-effort jobs last, nothing is preempted. Laxity is the time to the next deadline less the predicted time on the best
-    number of GPUs that the job may have. The number it gets is the least that meets that deadline if it starts now; where the
-    free GPUs allow no such number, it starts on those that end it soonest. Jobs that can meet no deadline any more come after those
-    that can, and best-effort jobs last, in the order of their submission; these get ``gpus_min`` GPUs, as does a job whose
-    speed no profile tells. Jobs that fit may overtake one that does not, unless ``backfill`` is off; then the first in line holds back the
-    others until it starts, or can wait no more and loses its place.
+    number of GPUs that the job may have. The number it gets is the least that meets that deadline if it starts now; if the free
+    GPUs allow no such number, it starts on those that end it soonest. Jobs that can no longer meet a deadline come after those
+    that can, and best-effort jobs last, in the order of their submission. Best-effort jobs, and jobs without a profile, get
+    ``gpus_min`` GPUs. Jobs that fit may overtake one that does not, unless ``backfill`` is off; then the first in line holds back
+    the others until it starts, or can wait no longer and loses its place.
     """
 
     @dataclass(frozen=True)
     class Config:
-        elastic: bool = tunable(True, "jobs with a deadline may have more GPUs than they need at least")
+        elastic: bool = tunable(True, "jobs with a deadline may have more GPUs than their least number")
         backfill: bool = tunable(True, "jobs behind one that does not fit may start")
         unknown: float = tunable(3600.0, "seconds that a job of unknown length is taken to need at least", low=1.0, high=1e7)
 
@@ -56,14 +56,14 @@ class Genie:
         for row, ratios in slowness.items():
             fastest[row] *= ratios.min()
         finish = view.now + fastest
-        slack = next_deadline(jobs, finish) - finish  # inf: best effort, or no deadline can be met any more
+        slack = next_deadline(jobs, finish) - finish  # inf: best effort, or all deadlines are lost
         order = pending[np.argsort(ranks(~has_deadline(jobs), slack)[pending], kind="stable")]
         given, blocks = _start(view, order, remaining, slowness, placement, backfill=self.config.backfill)
         loses_place = math.inf if blocks is None else float(slack[blocks]) + AT_ONCE
         return waking(_plan(view, order, given, placement, blocks), view.now, loses_place)
 
     def _slowness(self, view: View, placement: Placement) -> dict[int, Floats]:
-        """Time on gpus_min, gpus_min + 1, … GPUs by that on gpus_min, of waiting jobs with a choice that matters to a deadline."""
+        """Time on gpus_min, gpus_min + 1, … GPUs relative to gpus_min, for waiting jobs whose deadline depends on the number."""
         jobs = view.jobs
         if not self.config.elastic or jobs.profile is None or not view.profiles:
             return {}
@@ -92,10 +92,10 @@ def _time_ratios(profiles: Sequence[Profile], placement: Placement, profile: int
 def _start(
     view: View, order: Ints, remaining: Floats, slowness: dict[int, Floats], placement: Placement, *, backfill: bool
 ) -> tuple[dict[int, tuple[int, ...]], int | None]:
-    """GPUs by row, and the row that holds back those behind it.
+    """GPUs by row, and the row that blocks those behind it.
 
-    What is free only shrinks along ``order``, so a size that failed once fails for good. Without ``backfill`` nobody starts behind a job
-    that does not fit, but for one that not even the empty pool could hold.
+    Free GPUs only shrink along ``order``, so a size that failed once fails for good. Without ``backfill`` no job starts behind one
+    that does not fit, unless not even the empty pool could hold that one.
     """
     jobs, free = view.jobs, placement.free_soon()
     given: dict[int, tuple[int, ...]] = {}
@@ -113,7 +113,7 @@ def _start(
 
 
 def _find(numbers: Sequence[int], memory: float, placement: Placement, failed: set[tuple[int, float]]) -> tuple[int, ...] | None:
-    """GPUs for the first of ``numbers`` for which there are any; those that fail are added to ``failed``."""
+    """GPUs for the first of ``numbers`` that finds room; the others before it are added to ``failed``."""
     for n in numbers:
         if (n, memory) not in failed:
             gpus = placement.find_any(n, memory=memory)
@@ -129,7 +129,7 @@ def _preferred(jobs: Jobs, row: int, times: Floats, now: float) -> Sequence[int]
     deadlines = jobs.tier_deadline[jobs.tier_start[row] : jobs.tier_start[row + 1]]
     met = int(np.searchsorted(deadlines, now + times.min()))
     if met == len(deadlines):
-        return (least,)  # more GPUs gain nothing any more
+        return (least,)  # more GPUs bring no gain
     late = now + times > deadlines[met]
     return (least + np.lexsort((np.where(late, times, np.arange(len(times))), late))).tolist()  # type: ignore[no-any-return]
 

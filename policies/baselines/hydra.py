@@ -12,10 +12,10 @@ from ..queues.serving import Ranking, serve
 
 
 class Hydra:
-    """Jobs with deadlines before best-effort ones, the shortest remaining time first among each; nothing is preempted.
+    """Jobs with deadlines go before best-effort ones, the shortest remaining time first in each class; no job is preempted.
 
-    Hydra (IEEE Trans. Computers 2023) as 002 ch. 5.4.4 compares with it: its search over kinds of GPUs has nothing to
-    choose where all are of one kind, which leaves its two aims, deadlines before latency, as this order.
+    Hydra (IEEE Trans. Computers 2023) as 002 ch. 5.4.4 compares with it. With GPUs of one kind its search over kinds has no
+    choice, so this order by its two aims, deadlines before latency, remains.
     """
 
     @dataclass(frozen=True)

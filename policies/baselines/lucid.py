@@ -1,4 +1,4 @@
-"""Lucid: jobs are profiled, ordered by the service that they will need, and packed in pairs; nothing is preempted."""
+"""Lucid: jobs are profiled, ordered by their remaining service, and packed in pairs; no job is preempted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..placement.packing import Sharing, Unpacked, sharing_scores, utilisation_a
 from ..queues.later import Later
 from ..queues.reasons import lacking
 
-#: A job is not packed with one that will need less than half its service: the short one would be slowed for all its life (the
+#: A job is not packed with one that needs less than half its service: the short one would be slowed for all its life (the
 #: time-aware choice of pairs in Lucid's released code).
 MOST_TIMES_LONGER = 2.0
 LARGEST_PROFILER = 4  #: the profiler takes a quarter of the pool at most
@@ -27,16 +27,16 @@ class Lucid:
 
     Lucid (ASPLOS 2023) in its three parts, whose two knobs 002 ch. 6.6.5 tunes. Admission: some GPUs are set aside
     (the profiler capacity), and a job that has never run is run there first, for ``profile_time`` seconds, the smallest gang
-    first; a short job ends in it. Jobs that are larger than that go straight on. Order: the estimated service of what is left, or its
-    time alone (``priority``; 002 table 6.1 names the key and not its values, which are those of Tiresias and Themis).
-    Placement: where no free GPUs suffice, a job joins a running job of the same gang size, of one node at most, when the sharing
-    scores (0 to 2 each, by how fast the two were beside each other, or else by GPU utilisation) of both add up to ``pack_knob`` at
-    most and their memory fits. At most two share, and a job without a profile shares with none. Jobs that fit may overtake one that
-    does not. Only the profiler's leases end; no job is preempted otherwise.
+    first; a short job ends in it. Larger jobs skip it. Order: the estimated remaining service, or the remaining time alone
+    (``priority``; 002 table 6.1 names the key and not its values, which are those of Tiresias and Themis). Placement: if no free
+    GPUs suffice, a job joins a running job of the same gang size, of one node at most, when their sharing scores (0 to 2 each, by
+    their measured speeds beside each other, or else by GPU utilisation) add up to ``pack_knob`` at most and their memory fits. At
+    most two share, and a job without a profile shares with none. Jobs that fit may overtake one that does not. Only the profiler's
+    leases end; no job is preempted otherwise.
 
-    A decision of ours: free GPUs come first. The released code looks for a partner first, and gives free GPUs to a job without one,
-    as long as its forecast of the cluster's load does not turn packing off; there is no such forecast here, and packing beside free
-    GPUs would slow two jobs and spare none a wait, which is what 002 has the pack knob weigh against speed.
+    Our decision: free GPUs come first. The released code looks for a partner first, and gives free GPUs to a job without one, unless
+    its forecast of the cluster's load turns packing off. Here there is no such forecast, and packing beside free GPUs would slow two
+    jobs and spare no wait, though 002's pack knob weighs a wait against speed.
     """
 
     @dataclass(frozen=True)
@@ -44,12 +44,10 @@ class Lucid:
         profiler_capacity: int = tunable(
             8, "GPUs set aside to profile new jobs, a quarter of the pool at most; 0: none is profiled", low=0, high=128
         )
-        priority: str = tunable("service", "least first: GPUs times seconds that a job still needs, or its seconds alone",
+        priority: str = tunable("service", "least first: a job's remaining GPUs times seconds, or its seconds alone",
                                 choices=("service", "time"))  # fmt: skip
         profile_time: float = tunable(200.0, "seconds for which a new job is profiled at most", low=10.0, high=3600.0)
-        pack_knob: int = tunable(
-            2, "most that the sharing scores of two packed jobs may add up to; -1: jobs are not packed", low=-1, high=4
-        )
+        pack_knob: int = tunable(2, "largest sum of the sharing scores of two packed jobs; -1: no packing", low=-1, high=4)
         tiny: float = tunable(0.3, "GPU utilisation up to which a job has sharing score 0", low=0.0, high=1.0)
         jumbo: float = tunable(0.65, "GPU utilisation from which on a job has sharing score 2", low=0.0, high=1.0)
         pack_memory: float = tunable(0.95, "share of a GPU's memory that two packed jobs may use together", low=0.1, high=1.0)
@@ -57,7 +55,7 @@ class Lucid:
 
     name: ClassVar[str] = "lucid"
     uses_history: ClassVar[bool] = True
-    # Not declared rigid: a lease of the profiler ends at a decision, whether or not somebody waits.
+    # Not declared rigid: a lease of the profiler ends at a decision, whether or not a job waits.
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -71,7 +69,7 @@ class Lucid:
         return tick.plan()
 
     def unpacked(self, view: View, job: int) -> Unpacked | None:
-        """Why a waiting job (id) shares the GPUs of nobody; None: it does, or has GPUs of its own, or is to be profiled first."""
+        """Why a waiting job (id) has no partner; None: it has one, or GPUs of its own, or is to be profiled first."""
         tick = _Tick(view, self.config)
         tick.profile()
         tick.serve()
@@ -89,7 +87,7 @@ class _Tick:
     def __init__(self, view: View, config: Lucid.Config) -> None:
         self.view, self.jobs, self.config = view, view.jobs, config
         self.service = estimated_service(view, config.unknown)
-        #: What is served first has least of it.
+        #: The key of the order of service, least first.
         self.urgency = self.service if config.priority == "service" else self.service / np.maximum(view.jobs.gpus_min, 1)
         capacity = min(config.profiler_capacity, len(view.gpus) // LARGEST_PROFILER)
         self.set_aside = np.arange(len(view.gpus)) >= len(view.gpus) - capacity
@@ -111,7 +109,7 @@ class _Tick:
         return int(self.jobs.gpus_min[row]), float(self.jobs.asks[row])
 
     def profile(self) -> None:
-        """Start new jobs on the profiler, the smallest gang first, so that many are seen soon (section 3.2)."""
+        """Start new jobs on the profiler, the smallest gang first, so that many are profiled soon (section 3.2)."""
         end = self.view.now + self.config.profile_time
         failed: set[tuple[int, float]] = set()
         for row in self.fresh[np.argsort(self.jobs.gpus_min[self.fresh], kind="stable")].tolist():
@@ -124,7 +122,7 @@ class _Tick:
             self.given[row] = Allocation(gpus, lease_end=end)
 
     def serve(self) -> None:
-        """Start profiled jobs alone or in pairs, the most urgent first; what failed for one job fails for all alike."""
+        """Start profiled jobs alone or in pairs, the most urgent first; a start that failed for one job fails for all equal ones."""
         jobs = self.jobs
         queue = self.queue[np.argsort(self.urgency[self.queue], kind="stable")]
         utilisation, memory = utilisation_and_memory(self.view)
@@ -142,7 +140,7 @@ class _Tick:
             size = self._size(row)
             if size not in unplaceable:
                 if self._place(row, shares):
-                    # It may be joined, so those of its size may try again.
+                    # It may be joined, so jobs of its size may try again.
                     failed = {other: n for other, n in failed.items() if n != size[0]}
                     continue
                 unplaceable.add(size)
@@ -150,7 +148,7 @@ class _Tick:
                 failed[kind] = size[0]
 
     def _being_profiled(self) -> Bools:
-        """Jobs on GPUs of the profiler: they leave soon, and measurements beside another job would be worth nothing."""
+        """Jobs on the profiler: they leave soon, and measurements beside another job would be useless."""
         profiled = np.zeros(len(self.jobs), dtype=bool)
         hit = np.flatnonzero(self.set_aside[self.jobs.alloc_gpus])
         profiled[np.searchsorted(self.jobs.alloc_start, hit, side="right") - 1] = True
@@ -159,7 +157,7 @@ class _Tick:
     def _place(self, row: int, shares: bool) -> bool:
         gpus = self._find(self.main, row)
         if gpus is None and not self.holdable(*self._size(row)):
-            # Only the whole pool can hold it: the profiler makes way, or it would wait for ever.
+            # Only the whole pool can hold it: the profiler gives way, or it would wait for ever.
             gpus = self._find(self._whole_pool(), row)
         if gpus is None:
             return False
@@ -215,8 +213,8 @@ class _Tick:
 def estimated_service(view: View, unknown: float) -> Floats:
     """GPU-seconds that each job still needs.
 
-    Of a job of which nothing is known it is the median of what finished jobs took beyond its own attained service (Lucid predicts
-    from its history of jobs), or what ``unknown`` says where none took more.
+    For an unknown job it is the median of finished jobs' service beyond its own attained service (Lucid predicts from its history of
+    jobs), or ``unknown`` if none took more.
     """
     jobs, history = view.jobs, view.finished_service
     service = remaining_time(jobs, unknown) * jobs.gpus_min

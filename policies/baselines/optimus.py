@@ -15,10 +15,10 @@ from ..queues.elastic import Curves, Pool, begin, divide, in_round, pack, start,
 class Optimus:
     """The next GPU goes to the job whose remaining time it shortens most (Peng et al., EuroSys 2018).
 
-    With Q_j the work that is left and f_j(n) the speed on n GPUs, the sum of Q_j / f_j(n_j) is to be least (section 4.1). Every job gets
+    With Q_j the remaining work and f_j(n) the speed on n GPUs, the sum of Q_j / f_j(n_j) is minimised (section 4.1). Every job gets
     ``gpus_min`` first, the smallest gangs first, as section 4.2 places the smallest demand first. The paper's jobs all start on one
     worker, so that starves none; here a large gang waits for as long as smaller ones take its place. Then GPUs
-    go one after another to the largest marginal gain Q_j / f_j(n) - Q_j / f_j(n + 1), until none is left or none gains anything.
+    go one after another to the largest marginal gain Q_j / f_j(n) - Q_j / f_j(n + 1), until no GPU is left or none brings a gain.
     A GPU of ours takes the place of the paper's pair of worker and parameter server. The gain of a job that has hardly
     begun is multiplied by ``young_factor``, as its estimates are the worst (section 4.1).
 
@@ -28,11 +28,9 @@ class Optimus:
     @dataclass(frozen=True)
     class Config:
         unknown: float = tunable(3600.0, "seconds that a job of unknown length is taken to need at least", low=1.0, high=1e7)
-        young_factor: float = tunable(0.95, "what the gain of a job that has hardly begun is multiplied by", low=0.1, high=1.0)
-        young: float = tunable(600.0, "seconds of training until which a job has hardly begun", low=0.0, high=1e6)
-        look_ahead: int = tunable(
-            1, "GPUs that may be added in one step, to get over numbers that gain nothing; 1: the paper's", low=1, high=64
-        )
+        young_factor: float = tunable(0.95, "factor on the gain of a job that has hardly begun", low=0.1, high=1.0)
+        young: float = tunable(600.0, "seconds of training below which a job has hardly begun", low=0.0, high=1e6)
+        look_ahead: int = tunable(1, "GPUs that may be added in one step, to skip numbers without a gain; 1: the paper's", low=1, high=64)
         migrate: bool = tunable(True, "smaller jobs may be moved to make room for a larger gang")
         round: float = tunable(600.0, "seconds from one round to the next; 0: at every event", low=0.0, high=86400.0)
 

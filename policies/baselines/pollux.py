@@ -1,4 +1,4 @@
-"""Pollux: shares out GPUs, and batch sizes, for the best goodput that is fair to all jobs."""
+"""Pollux: divides GPUs, and chooses batch sizes, for the best goodput that is fair to all jobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..keys import check_round
 from ..queues.elastic import ROUND_KEY, Curve, Curves, Pool, begin, divide, in_round, pack, sizes, water_fill
 from ..queues.exchange import exchange
 
-_NOTHING = 1e-3  #: added to every speedup, as the authors do, so that a job without GPUs has a finite claim
+_NOTHING = 1e-3  #: added to every speedup, as by the authors, so that a job without GPUs has a finite claim
 
 
 class Pollux:
@@ -20,19 +20,19 @@ class Pollux:
 
     The speedup of a job on n GPUs is its goodput there over its goodput on a fair share, an even part of the pool. With
     ``adapt_batch_size`` the goodput is the best over all batch sizes (section 4.1), and the plan names that batch size; without, and
-    for a job without a goodput model, it is the throughput at the batch size that the job has (002 ch. 3.5.1 turns the
+    for a job without a goodput model, it is the throughput at the job's own batch size (002 ch. 3.5.1 turns the
     tuning off). FITNESS = (mean of speedup ** p) ** (1 / p), and p = -1 is the paper's choice: the more negative, the
-    fairer. A running job that would be changed counts only (T - R d) / (T + d) of its speedup: T is its age, R how often it
-    was changed, d what a change costs (``restart``).
+    fairer. A running job that would be changed counts only (T - R d) / (T + d) of its speedup: T is its age, R its number of
+    changes, d the cost of a change (``restart``).
 
     The authors search with a genetic algorithm over jobs x nodes. Here every gang is placed on as few nodes as can be, so
     fitness is a sum over jobs that depends on their numbers of GPUs alone, and is concave except for the penalty and the step from one node
-    to several. Except for that step, the best division without penalty is had by handing out GPUs one after another; from there, and
+    to several. Except for that step, handing out GPUs one after another gives the best division without penalty; from there, and
     from the division in force, GPUs change hands from job to job while that raises fitness with the penalty. This has no
-    randomness, costs milliseconds where the genetic search is what keeps Pollux from scaling (002 ch. 3.5.3), and changes what
-    runs only for a gain, so it comes to rest.
-    Not taken over: avoiding two distributed jobs on one node (gangs larger than a node are rare with buddy
-    cells), sizing the cluster, and the limit to twice the GPUs that a job has had, for profiles are known before a job starts.
+    randomness, costs milliseconds (the genetic search keeps Pollux from scaling, 002 ch. 3.5.3), and changes running jobs
+    only for a gain, so it comes to rest.
+    Left out: avoiding two distributed jobs on one node (gangs larger than a node are rare with buddy cells), sizing the
+    cluster, and the limit to twice the GPUs that a job has had, as profiles are known before a job starts.
 
     Works in rounds of 60 s, the paper's; 002 ch. 3.5.1 uses 300 (``round=300``). Between rounds nothing is resized or started.
     """
@@ -42,8 +42,8 @@ class Pollux:
         fairness: float = tunable(
             -1.0, "exponent p of the mean of speedups: 1 is their sum, the more negative the fairer", low=-10.0, high=1.0
         )
-        restart: float = tunable(30.0, "seconds of training that a change of GPUs is taken to cost", low=0.0, high=3600.0)
-        adapt_batch_size: bool = tunable(True, "batch sizes are chosen too, of jobs that have a goodput model")
+        restart: float = tunable(30.0, "assumed cost of a change of GPUs, in seconds of training", low=0.0, high=3600.0)
+        adapt_batch_size: bool = tunable(True, "batch sizes are chosen too, for jobs with a goodput model")
         migrate: bool = tunable(True, "smaller jobs may be moved to make room for a larger gang")
         round: float = tunable(60.0, "seconds from one round to the next; 0: at every event", low=0.0, high=86400.0)
 
@@ -60,7 +60,7 @@ class Pollux:
 
     def plan(self, view: View) -> Plan:
         plan = in_round(view, self.config.round) or self._begin(Pool(view))
-        # The best batch size grows with the noise scale: a round may change it though nothing else has happened.
+        # The best batch size grows with the noise scale: a round may change it without any event.
         standing = (plan.memory or {})[ROUND_KEY]
         return replace(plan, wake_at=standing["began"] + self.interval if standing["batch_size"] and self.interval else None)
 
@@ -77,7 +77,7 @@ class Pollux:
         return begin(pool, divide(pool, given, order, batch_size=batches))
 
     def _speedups(self, pool: Pool, rows: Ints) -> Floats:
-        """A row a job and a column a number of GPUs from 0 on; NaN where the job cannot run."""
+        """A row per job and a column per number of GPUs from 0 on; NaN: the job cannot run on so many."""
         fair = -(-pool.budget // max(len(rows), 1))
         table = np.full((len(rows), int(pool.most[rows].max(initial=0)) + 1), np.nan)
         table[:, 0] = 0.0
@@ -88,13 +88,13 @@ class Pollux:
         return table
 
     def _factor(self, jobs: Jobs, now: float) -> Floats:
-        """REALLOC_FACTOR: what is left of the speedup of a job that is changed. A waiting job loses nothing by a start."""
+        """REALLOC_FACTOR: the remaining share of a changed job's speedup. A waiting job loses nothing by a start."""
         age, cost = np.maximum(now - jobs.submitted_at, 0.0), self.config.restart
         left = np.maximum(age - jobs.preemptions * cost, 0.0) / np.maximum(age + cost, 1e-9)
         return np.where(jobs.phase == Phase.PENDING, 1.0, left)
 
     def _divide(self, speedup: Floats, held: Ints, factor: Floats, budget: int) -> Ints:
-        """GPUs of each job: the better of two searches, from what is in force and from the ideal division."""
+        """GPUs of each job: the better of two searches, from the present and from the ideal division."""
         jobs = np.arange(len(held))
         penalised = speedup * factor[:, None]
         penalised[jobs, held] = speedup[jobs, held]
@@ -104,14 +104,14 @@ class Pollux:
         return max(ends, key=lambda end: float(worth[jobs, end].sum()))
 
     def _worth(self, speedup: Floats) -> Floats:
-        """What is summed over jobs: the division that makes the sum largest makes the power mean largest."""
+        """The terms of a sum over jobs: its maximum is also the maximum of the power mean."""
         p = self.config.fairness
         mean = np.log(speedup + _NOTHING) if p == 0 else np.sign(p) * (speedup + _NOTHING) ** p
         return np.asarray(np.nan_to_num(mean, nan=-np.inf), dtype=np.float64)
 
 
 def _filled(worth: Floats, begin: Ints, budget: int) -> Ints:
-    """``begin``, and what is free handed out one GPU after another."""
+    """``begin``, with free GPUs handed out one after another."""
     options = [np.flatnonzero(np.isfinite(row)) for row in worth]
     at = [int(np.searchsorted(gpus, n)) for gpus, n in zip(options, begin.tolist(), strict=True)]
     ends = water_fill(options, [row[gpus] for row, gpus in zip(worth, options, strict=True)], at, budget - int(begin.sum()))
@@ -119,9 +119,9 @@ def _filled(worth: Floats, begin: Ints, budget: int) -> Ints:
 
 
 def _contenders(pool: Pool, order: Ints) -> Ints:
-    """Who can have GPUs at all: all that run, and of those that wait as many as the pool would hold.
+    """Jobs that can have GPUs at all: all running ones, and as many waiting ones as the pool would hold.
 
-    The smallest gangs come first, for a start is worth about as much whatever its size; among equals the least attained service.
+    The smallest gangs come first, as a start is worth about the same at any size; among equals the least attained service.
     """
     waits = pool.jobs.phase[order] == Phase.PENDING
     need = np.cumsum(np.where(waits, pool.jobs.gpus_min[order], 0))
@@ -143,7 +143,7 @@ class _Goodputs:
         return self._curves.of(pool, row) if adapted is None else adapted[0]
 
     def batch(self, pool: Pool, row: int, n: int) -> int | None:
-        """The batch size to train with on ``n`` GPUs, None: the job's own."""
+        """The batch size to train with on ``n`` GPUs; None: the job's own."""
         adapted = self._adapted(pool, row)
         if adapted is None or n not in adapted[0].gpus:
             return None
@@ -160,9 +160,9 @@ class _Goodputs:
         key = profile, int(jobs.gpus_min[row]), int(pool.most[row]), int(pool.node[row]), progress
         if key not in self._known:
             gpus = sizes(key[1], key[2], doubling=False)
-            nodes = np.where(gpus > key[3], 2, 1)  # of more than two the step times know nothing
+            nodes = np.where(gpus > key[3], 2, 1)  # the step times cover two at most
             rates, batches = goodput.best(nodes, gpus, progress)
             can = rates > 0
-            # A job that asks for more GPUs than its model has a batch for trains as it came.
+            # A job that asks for more GPUs than its model has a batch for trains with its own.
             self._known[key] = (Curve(gpus[can], rates[can]), batches[can]) if can[0] else None
         return self._known[key]

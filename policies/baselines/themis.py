@@ -15,32 +15,32 @@ from ..queues.fairness import finish_time_fairness
 from ..queues.levels import AT_ONCE, after, ranks
 from ..queues.serving import Ranking, serve
 
-#: Seconds, the least of ``lease_term``. A gang of 32 GPUs takes 33 s to be suspended and resumed (002 ch. 5.3.2.3): in a lease no longer
-#: than that it gets nothing done, and two of them would take turns for ever.
+#: Least seconds of ``lease_term``. A gang of 32 GPUs takes 33 s to be suspended and resumed (002 ch. 5.3.2.3): in a lease no longer than
+#: that it makes no progress, and two of them would take turns for ever.
 SHORTEST_LEASE = 60.0
 
 JUST_ENDED = 1.0  #: seconds after its term in which a lease counts as ending now
 
 
 class Themis:
-    """GPUs are leased, and those whose lease has ended go, with what is free, to the jobs that are furthest from a fair finish.
+    """GPUs are leased; free GPUs, and those with an ended lease, go to the jobs that are furthest from a fair finish.
 
-    At each decision the jobs that wait or whose lease has just ended are bidders. The share 1 - ``fraction`` of them with the
-    largest rho (at least one) takes part in the auction; of these go first whose bids gain most for the GPUs they ask: rho without
-    the GPUs for a lease term over rho with them, its logarithm a GPU, which is the greedy way to the largest product of valuations
-    1/rho. So with a large fraction the largest rho always goes first, and with a small one short jobs do, as 002 ch. 6.6.4 says.
-    What the auction leaves goes to the other bidders by rho. A running lease is not interrupted; a job that wins its own GPUs anew renews
-    its lease. No lease is shorter than 60 s, as a large gang's would be with priority service: its resumption has to fit in. A job
-    is spread over more nodes than it needs only if its model's skew is known and within ``pack_limit``.
+    At each decision waiting jobs, and jobs whose lease has just ended, are bidders. The share 1 - ``fraction`` of them with the
+    largest rho (at least one) takes part in the auction. There the order is by the gain of a bid: the logarithm, per GPU, of rho
+    without the GPUs for a lease term over rho with them, the greedy way to the largest product of valuations 1/rho. So with a large
+    fraction the largest rho always goes first, and with a small one short jobs do, as in 002 ch. 6.6.4. The remaining GPUs go to the
+    other bidders by rho. A running lease is not interrupted; a job that wins its own GPUs again renews its lease. No lease is shorter
+    than 60 s, as a large gang's would be with priority service: its resumption has to fit in. A job is spread over more nodes than it
+    needs only if its model's skew is known and within ``pack_limit``.
 
     Mahajan et al., sec. 3 to 5. Bids are whole gangs, and known to be true: there are no hidden payments.
     """
 
     @dataclass(frozen=True)
     class Config:
-        lease_term: float = tunable(600.0, "how long a lease is, in seconds, or GPU-seconds with priority service",
+        lease_term: float = tunable(600.0, "length of a lease, in seconds, or GPU-seconds with priority service",
                                     low=SHORTEST_LEASE, high=1e6, log=True)  # fmt: skip
-        priority: str = tunable("time", "what the lease term counts: time, or service (a large gang's lease is shorter, down to 60 s)",
+        priority: str = tunable("time", "unit of the lease term: time, or service (a large gang's lease is shorter, down to 60 s)",
                                 choices=("time", "service"))  # fmt: skip
         fraction: float = tunable(0.8, "share of the bidders, those with the smallest rho, that take no part in the auction",
                                   low=0.0, high=1.0)  # fmt: skip
@@ -60,7 +60,7 @@ class Themis:
         active, pending = jobs.phase == Phase.ACTIVE, jobs.phase == Phase.PENDING
         expired = active & (left <= 0)
         if not pending.any():
-            # Nobody bids against them: they hold without end, and the first decision with a bidder sees where their terms end.
+            # No job bids against them: they hold without end, and the first decision with a bidder finds the ends of their terms.
             return Plan({int(jobs.id[row]): _held(view, row) for row in np.flatnonzero(expired).tolist()})
         position = self._positions(view, pending | expired, term)
         ranking = Ranking(
@@ -82,7 +82,7 @@ class Themis:
         return np.maximum(np.full(len(view.jobs), self.config.lease_term) / gang, SHORTEST_LEASE)
 
     def _positions(self, view: View, bids: Bools, term: Floats) -> Floats:
-        """The order in which bids are met, from 0; those who do not bid come last."""
+        """The order in which bids are met, from 0; other jobs come last."""
         jobs = view.jobs
         remaining = remaining_time(jobs, self.config.unknown)
         rho = np.where(bids, finish_time_fairness(jobs, view.now, len(view.gpus), remaining), -np.inf)
@@ -93,11 +93,11 @@ class Themis:
         return ranks(np.where(takes_part, -gain, by_rho + 1.0))  # a gain is positive
 
     def _in_auction(self, bidders: int) -> int:
-        """How many of them take part: of 10 at a fraction of 0.7 three, though 1 - 0.7 is a last digit more than 0.3."""
+        """The number that takes part: three of 10 at a fraction of 0.7, though 1 - 0.7 is slightly more than 0.3 in floats."""
         return max(math.ceil(round((1.0 - self.config.fraction) * bidders, 6)), 1)
 
     def _leased(self, view: View, plan: Plan, expired: Bools, term: Floats) -> dict[int, Allocation]:
-        """The allocations with their leases, and the leases that are renewed."""
+        """The allocations with their leases, and the renewed leases."""
         ids = view.jobs.id
         given = {**plan.allocations}
         for row in np.flatnonzero(expired).tolist():
@@ -114,7 +114,7 @@ def _held(view: View, row: int) -> Allocation:
 
 
 def _left_of_lease(view: View, term: Floats) -> Floats:
-    """Seconds until the lease ends, 0 at the moment at which it does; a lease that was renewed began where the last one ended.
+    """Seconds until the lease ends, 0 at its end; a renewed lease began at the end of the last one.
 
     Terms are counted from the grant, a little after the decision that set the lease's end: whichever comes first is the end.
     """

@@ -26,26 +26,26 @@ GOOD_ENOUGH = 0.01  #: relative gap
 
 
 class ThreeSigma:
-    """Each cycle plans which job starts when within a window, for the greatest expected utility; SLO jobs preempt best-effort jobs.
+    """Each cycle plans the starts of jobs within a window, for the greatest expected utility; SLO jobs preempt best-effort jobs.
 
-    3Sigma (EuroSys 2018) as 002 ch. 5.4.4 compares with it, in cycles of 60 s. What is left of a job is a distribution
+    3Sigma (EuroSys 2018) as 002 ch. 5.4.4 compares with it, in cycles of 60 s. A job's remaining time is a distribution
     (`durations`). Starting job j at time s has the expected utility of its end (Eqn 1), and takes at a later t its GPUs times the
-    probability that it still runs (Eqn 2), which must fit the pool at each t of the window. An end earns the reward of
-    its deadline; when a job would hardly have met its last deadline even from its submission on, its estimate is probably too
-    high, so the reward then falls off linearly after the deadline (section 4.2.2). Best-effort jobs, and SLO jobs that are lost, earn
-    1 less what they end late. Running best-effort jobs may be preempted for SLO jobs at the price of their own
-    utility. Only those that the program starts now are placed; all others are planned anew in the next cycle.
+    probability that it still runs (Eqn 2), which must fit the pool at each t of the window. An end earns the reward of its
+    deadline. If a job would hardly have met its last deadline even from its submission on, its estimate is probably too high, so
+    the reward then falls off linearly after the deadline (section 4.2.2). Best-effort jobs, and SLO jobs that are lost, earn 1 less
+    their lateness. Running best-effort jobs may be preempted for SLO jobs at the price of their own utility. Only jobs that the
+    program starts now are placed; all others are planned anew in the next cycle.
     """
 
     @dataclass(frozen=True)
     class Config:
-        window: float = tunable(3600.0, "seconds that are planned ahead", low=60.0, high=1e6)
+        window: float = tunable(3600.0, "seconds planned ahead", low=60.0, high=1e6)
         slots: int = tunable(6, "starting times in the window", low=1, high=48)
-        most: int = tunable(96, "waiting jobs that a cycle considers", low=1, high=2000)
-        slo_weight: float = tunable(10.0, "utility of a met deadline, where a best-effort job has 1 at most", low=1.0, high=1e4)
-        spread: float = tunable(0.5, "standard deviation of the logarithm of true by estimated run times", low=0.0, high=3.0)
+        most: int = tunable(96, "most waiting jobs that a cycle considers", low=1, high=2000)
+        slo_weight: float = tunable(10.0, "utility of a met deadline, if a best-effort job has 1 at most", low=1.0, high=1e4)
+        spread: float = tunable(0.5, "standard deviation of the logarithm of true over estimated run times", low=0.0, high=3.0)
         suspicious: float = tunable(
-            0.95, "probability of missing the deadline from which on an estimate counts as too high", low=0.0, high=1.0
+            0.95, "probability of missing the deadline above which an estimate counts as too high", low=0.0, high=1.0
         )
         unknown: float = tunable(3600.0, "seconds that a job of unknown length is taken to last, before any has ended", low=1.0, high=1e7)
         round: float = tunable(60.0, "seconds from one round to the next", low=0.1, high=86400.0)
@@ -84,7 +84,7 @@ class _Cycle:
         self.victims = self._victims()
 
     def anybody_could_start(self) -> bool:
-        """A glance that ends most cycles of a busy pool."""
+        """A quick test that ends most cycles of a busy pool."""
         if self.jobs.gpus_min[self.pending].min() <= self.free:
             return True
         alive = self.has_deadline[self.pending] & (self.jobs.deadline[self.pending] >= self.view.now)
@@ -102,7 +102,7 @@ class _Cycle:
 
     @cached_property
     def urgency(self) -> Floats:
-        """Place of each job when the live deadlines come first, the earliest before all, and then the least service."""
+        """Place of each job in an order by live deadlines, the earliest first, then by the least service."""
         deadline = np.where(self.has_deadline & (self.jobs.deadline >= self.view.now), self.jobs.deadline, np.inf)
         return ranks(deadline, remaining_time(self.jobs, self.config.unknown) * self.jobs.gpus_min)
 
@@ -123,7 +123,7 @@ class _Cycle:
         return self._carried_out(self._solve() or Solution(np.zeros(len(need), dtype=np.int64), "fallback", None))
 
     def _possible(self) -> Ints:
-        """Waiting jobs that the pool could hold if nothing ran: for others the program, which only counts GPUs, would wait for ever."""
+        """Waiting jobs that the empty pool could hold: for others the program, which only counts GPUs, would wait for ever."""
         holdable = holdable_in(self.placement, np.ones(len(self.view.gpus), dtype=bool))
         memory, need = self.jobs.asks[self.pending], self.jobs.gpus_min[self.pending]
         possible = [holdable(n, least) for n, least in zip(need.tolist(), memory.tolist(), strict=True)]
@@ -138,7 +138,7 @@ class _Cycle:
         return remaining_samples(self.view, rows, self.config.spread, self.config.unknown, self.length)
 
     def _utilities(self) -> tuple[Bools, Floats, Floats]:
-        """Whether a candidate can still meet a deadline, its expected utility by slot, and what the preemption of each victim loses."""
+        """Whether a candidate can still meet a deadline, its expected utility by slot, and the loss by the preemption of each victim."""
         finish = self.starts[None, :, None] + self.left[:, None, :]
         horizon = max(finish.max(initial=0.0), self.victims_left.max(initial=0.0)) + self.starts[-1] + 1.0
         earned = expected_reward(self.jobs, self.candidates, self.view.now + finish, self.hopeless >= self.config.suspicious)
@@ -163,18 +163,18 @@ class _Cycle:
         )
 
     def _capacity(self) -> Floats:
-        """GPUs expected to be free in each slot if nobody is started or preempted."""
+        """GPUs expected to be free in each slot without starts and preemptions."""
         rows = np.flatnonzero(self.jobs.phase == Phase.ACTIVE)
         left, _ = self._samples(rows)
         ended = 1.0 - still_running(left, self.starts)
         return np.asarray(self.free + self._held()[rows] @ ended)
 
     def _held(self) -> Ints:
-        """GPUs that would become free if the job left."""
+        """GPUs that each job's end would free."""
         return np.bincount(self.jobs.holder[self.view.gpus.usable[self.jobs.alloc_gpus]], minlength=len(self.jobs))
 
     def _carried_out(self, solution: Solution) -> Plan:
-        """Place those that start now, SLO jobs first and the most utility a GPU first among each; the others wait for a later cycle."""
+        """Place the jobs that start now, SLO jobs first, then by utility per GPU; the others wait for a later cycle."""
         jobs = self.jobs
         chosen = solution.slot == 0
         all_start = bool(chosen.all()) and len(chosen) > 0
@@ -203,7 +203,7 @@ class _Cycle:
 
 
 def _without(jobs: Jobs, rows: Ints) -> Jobs:
-    """The jobs, as if ``rows`` did not wait: nothing is planned for who is stopping, and these hold nothing that could become free."""
+    """The jobs as if ``rows`` did not wait: they count as stopping without GPUs, so nothing is planned for them."""
     phase = jobs.phase.copy()
     phase[rows] = Phase.STOPPING
     columns = {field.name: getattr(jobs, field.name) for field in dataclasses.fields(Jobs)}
@@ -213,8 +213,8 @@ def _without(jobs: Jobs, rows: Ints) -> Jobs:
 def expected_reward(jobs: Jobs, rows: Ints, finish: Floats, suspicious: Bools) -> Floats:
     """Expected reward (0 to 1) of ``rows``, averaged over the last axis of ``finish``.
 
-    The estimate of a ``suspicious`` job is probably too high, so a late end earns something too: from the last deadline on the reward falls
-    to nothing within another time from submission to deadline.
+    The estimate of a ``suspicious`` job is probably too high, so a late end earns something too: after the last deadline the reward
+    falls to 0 within another time from submission to deadline.
     """
     count = np.diff(jobs.tier_start)[rows] * has_deadline(jobs)[rows]
     most = int(count.max(initial=0))
@@ -237,7 +237,7 @@ def expected_reward(jobs: Jobs, rows: Ints, finish: Floats, suspicious: Bools) -
 
 
 def still_running(left: Floats, starts: Floats) -> Floats:
-    """Probability that a job with so much left runs for longer than each of ``starts`` (Eqn 2)."""
+    """Probability that a job with ``left`` seconds runs for longer than each of ``starts`` (Eqn 2)."""
     return np.asarray((left[:, :, None] > starts).mean(axis=1)) if len(left) else np.zeros((0, len(starts)))
 
 
@@ -248,7 +248,7 @@ class Program:
     need: Ints
     slo: Bools
     utility: Floats  #: candidates x slots
-    running: Floats  #: probability that a candidate runs so many slots after its start
+    running: Floats  #: probability that a candidate still runs so many slots after its start
     victim_need: Ints
     victim_running: Floats
     loss: Floats
@@ -257,10 +257,10 @@ class Program:
 
 
 def solve(program: Program, time_limit: float) -> Solution | None:
-    """The slot of each candidate, or None when the solver finds nothing in time."""
+    """The slot of each candidate; None: the solver finds nothing in time."""
     from ortools.linear_solver import pywraplp  # slow to import, and no other policy needs it
 
-    # Of what OR-tools carries SCIP is the fastest here: 0.03 to 0.2 s for 100 jobs, where CP-SAT takes 0.4 to 1 s and HiGHS more.
+    # SCIP is the fastest solver of OR-tools here: 0.03 to 0.2 s for 100 jobs; CP-SAT takes 0.4 to 1 s and HiGHS more.
     solver = pywraplp.Solver.CreateSolver("SCIP")
     start = _build(solver, program)
     solver.SetTimeLimit(int(1000 * time_limit))
@@ -279,7 +279,7 @@ def solve(program: Program, time_limit: float) -> Solution | None:
 
 
 def _build(solver: Any, program: Program) -> list[list[Any]]:
-    """The program in ``solver``; a variable for each candidate and slot is answered: whether it starts then."""
+    """The program in ``solver``; returns a variable for each candidate and slot: whether it starts then."""
     jobs, slots = program.utility.shape
     objective = solver.Objective()
     objective.SetMaximization()
@@ -299,7 +299,7 @@ def _build(solver: Any, program: Program) -> list[list[Any]]:
             within.SetCoefficient(start[job][begin], float(program.need[job] * program.running[job, slot - begin]))
         for victim, variable in enumerate(preempt):
             within.SetCoefficient(variable, -float(program.victim_need[victim] * program.victim_running[victim, slot]))
-    # Nobody is preempted for a best-effort job.
+    # No job is preempted for a best-effort job.
     without_victims = solver.Constraint(-solver.infinity(), float(program.free))
     for job in np.flatnonzero(~program.slo).tolist():
         without_victims.SetCoefficient(start[job][0], float(program.need[job]))

@@ -17,12 +17,12 @@ from ..queues.serving import Ranking, serve
 class Tiresias:
     """Jobs start in the highest of a few queues and sink as they are served; a higher queue goes first and displaces a lower one.
 
-    What is compared with the thresholds is the job's GPUs times seconds run (``service``: 2D-LAS, and ``gittins``: 2D-Gittins) or its
-    seconds alone (``time``: LAS). Each queue has a list, as in the published program: a job that comes to a queue goes to its end, and
-    after each decision those that run stand before those that wait. So a job that was displaced goes before all that waited in its queue,
-    and within a queue only a job that has just sunk gives way to those that wait. With ``gittins`` those that wait in a queue go in the
-    order of their index. A job that does not fit is passed over. A job that has waited ``starve_limit`` times as long as it has run goes
-    to the highest queue. A job is spread over more nodes than it needs only if its model's skew is known and within ``pack_limit``.
+    The thresholds apply to a job's GPUs times seconds run (``service``: 2D-LAS, and ``gittins``: 2D-Gittins) or to its seconds alone
+    (``time``: LAS). Each queue has a list, as in the published program: a new job of a queue goes to its end, and after each decision
+    running jobs stand before waiting ones. So a displaced job goes before all that waited in its queue, and within a queue only a job
+    that has just sunk gives way to waiting ones. With ``gittins`` the waiting jobs of a queue go in the order of their index. A job
+    that does not fit is passed over. A job that has waited ``starve_limit`` times as long as it has run goes to the highest queue. A
+    job is spread over more nodes than it needs only if its model's skew is known and within ``pack_limit``.
 
     Gu et al., sec. 3; the three priorities as in 002 ch. 6.6.3. Thresholds, and 3 queues, are those of the simulator published
     with the paper.
@@ -30,9 +30,9 @@ class Tiresias:
 
     @dataclass(frozen=True)
     class Config:
-        priority: str = tunable("service", "what sinks a job: GPU-time, time, or GPU-time with Gittins indices within a queue",
+        priority: str = tunable("service", "measure by which a job sinks: GPU-time, time, or GPU-time with Gittins indices within a queue",
                                 choices=("service", "time", "gittins"))  # fmt: skip
-        queues: int = tunable(3, "number of queues; so many thresholds less one are in use, in ascending order", low=1, high=5)
+        queues: int = tunable(3, "number of queues; one threshold fewer is in use, in ascending order", low=1, high=5)
         threshold_1: float = tunable(3250.0, "in use from 2 queues on: (GPU-)seconds after which a job sinks", low=1.0, high=1e7,
                                      log=True, needs=("queues", 2))  # fmt: skip
         threshold_2: float = tunable(7200.0, "in use from 3 queues on", low=1.0, high=1e7, log=True, needs=("queues", 3),
@@ -48,7 +48,7 @@ class Tiresias:
 
         @property
         def thresholds(self) -> tuple[float, ...]:
-            """Those in use: ``queues`` decides how many (002 fig. 6.3a)."""
+            """Those in use, by the number of ``queues`` (002 fig. 6.3a)."""
             return (self.threshold_1, self.threshold_2, self.threshold_3, self.threshold_4)[: self.queues - 1]
 
     name: ClassVar[str] = "tiresias"
@@ -66,7 +66,7 @@ class Tiresias:
             return Plan({}, memory=view.memory)
         standing = self.queues.standing(jobs, view.now, by_service=self.config.priority != "time")
         order = self._lists.order(jobs, view.now, standing, self.queues.floor, view.memory)
-        # Of a queue's width the upper half is for those who run there and are not displaced by their equals.
+        # The upper half of a queue's width is for its running jobs, which are not displaced by their equals.
         rank = 0.5 * self._rank(view, standing, order)
         place = standing.queue + 0.5 + rank
         ranking = Ranking(
@@ -82,7 +82,7 @@ class Tiresias:
         return waking(plan, view.now, self.queues.next_change(jobs, view.now, standing, plan))
 
     def _rank(self, view: View, standing: Standing, order: Order) -> Floats:
-        """From 0 to 1, by which the jobs of one queue are ordered."""
+        """From 0 to 1, the order of the jobs within one queue."""
         if self.config.priority != "gittins" or view.finished_service is None or not len(view.finished_service):
             return order.at
         index = gittins_index(view.finished_service, standing.level, self.queues.room(standing))
@@ -90,10 +90,10 @@ class Tiresias:
 
 
 def gittins_index(finished: Floats, attained: Floats, quantum: Floats) -> Floats:
-    """Chance that a job ends within its next ``quantum`` of service, over the service that it is expected to take of it.
+    """Chance that a job ends within its next ``quantum`` of service, over the expected service within it.
 
     G = P(S - a <= D | S > a) / E[min(S - a, D) | S > a] (Gu et al., sec. 3), where S has the distribution of ``finished`` (ascending),
-    a is ``attained`` and D is ``quantum``. 0 for a job that has had more than any that has finished.
+    a is ``attained`` and D is ``quantum``. 0 for a job that has had more than any finished one.
     """
     total = np.concatenate(([0.0], np.cumsum(finished)))
     first = np.searchsorted(finished, attained, side="right")

@@ -4,11 +4,11 @@ Metrics are turned so that they rise. Every family is separable: a curve is ``a 
 or two shape parameters ``p`` in ``g``, which falls in u. ``u`` is the iteration divided by the last one observed. So the linear part is
 solved in closed form and only p is searched (variable projection, Golub and Pereyra 1973).
 
-Of the eleven families of the paper some are the same curve in other parameters. These stand for all of them: ``power`` for pow3 and
+Some of the paper's eleven families are the same curve in other parameters. These stand for all of them: ``power`` for pow3 and
 pow4; ``weibull`` for Weibull, Janoschek and exp4; ``mmf`` for MMF; ``hill`` for hill3 and log power (hill3 with a negative exponent);
 ``vapor`` for vapor pressure and ``log-log`` for log-log linear, both with a free offset and slope; ``inverse-log`` for ilog2. The last
-three, and ``power`` with an exponent of 0 or less, approach no asymptote, or very slowly. Smooth curves know nothing of learning rates
-that fall later and lift a plateau, which is why these do well on real ones.
+three, and ``power`` with an exponent of 0 or less, approach no asymptote, or very slowly. Smooth curves cannot foresee a later fall of
+the learning rate that lifts a plateau, so these do well on real curves.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ def _family(
     bounded: bool = True,
     anchored: bool = False,
 ) -> Family:
-    """All pairs of the shapes ``first`` and ``second``. Searches stay within them: beyond, curves fit noise and foretell worse."""
+    """All pairs of the shapes ``first`` and ``second``. Searches stay within them: beyond, curves fit noise and forecast worse."""
     starts = np.array([(x, y) for x in first for y in second], dtype=np.float64)
     return Family(name, basis, starts, starts.min(axis=0), starts.max(axis=0), bounded, anchored)
 
 
 def _power(u: Floats, p: Floats) -> Floats:
-    """(u + beta)^-alpha from alpha and log beta, less 1 and over alpha: which goes over to -log(u + beta) at 0 and still falls below."""
+    """((u + beta)^-alpha - 1) / alpha, from alpha and log beta: its limit at alpha 0 is -log(u + beta), and it still falls below 0."""
     alpha = np.where(np.abs(p[:, :1]) < _TINY, _TINY, p[:, :1])
     power: Floats = np.expm1(-alpha * np.log(u + np.exp(p[:, 1:]))) / alpha
     return power

@@ -1,8 +1,8 @@
-"""An ensemble of learning curves fitted to what a job has reported: weighted non-linear least squares, by variable projection.
+"""An ensemble of learning curves fitted to a job's reported metric: weighted non-linear least squares, by variable projection.
 
 Every node of a family's grid of shapes is a start, with its linear part solved in closed form, all at once. The best few of each family
 are improved by Levenberg-Marquardt, in one batch. Nodes and ends of searches are the members of the ensemble: within a family they
-weigh as likely as they are, and families weigh by how well they foretold the most recent values, held out one part after the other.
+are weighted by their likelihood, and families by their forecasts of the most recent values, held out one part after the other.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ..arrays import Bools, Floats, Ints
 from .curve_families import FAMILIES, Family
 
 _RECENCY = 1.5  #: least squares weigh points by u to this power: the future follows from the late part
-_FOLDS = (0.5, 0.7, 0.85)  #: shares of the values from which the others are foretold
-_SHARPNESS = 0.5  #: families weigh by their error in foretelling to minus this power; sharper was worse on real curves
-_EVIDENCE = 30  #: at most so many values count as independent
+_FOLDS = (0.5, 0.7, 0.85)  #: shares of the values from which the others are forecast
+_SHARPNESS = 0.5  #: a family's weight is its forecast error to minus this power; a larger power was worse on real curves
+_EVIDENCE = 30  #: most values that count as independent
 _SEARCHES = 2  #: of each family
 _ITERATIONS = 6
-_STEP = 1e-5  #: of the differences that stand for derivatives by shape
+_STEP = 1e-5  #: of the finite differences by shape
 _EXACT = 1e-10  #: residual variance below which a fit counts as exact, of values that span 1
 _MOST = 100  #: members kept
 
@@ -32,7 +32,7 @@ class Observed:
 
     u: Floats
     y: Floats
-    zero: float  #: where the metric is 0
+    zero: float  #: scaled value of a metric of 0
     ceiling: float  #: no asymptote is above it
     rising: bool  #: before it was turned
 
@@ -42,7 +42,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Ensemble:
-    """Curves ``a - b g(u; p)`` of ``families[family]``, all arrays with a row a member; weights add up to 1, the largest first."""
+    """Curves ``a - b g(u; p)`` of ``families[family]``, all arrays with a row per member; weights add up to 1, the largest first."""
 
     families: Sequence[Family]
     family: Ints
@@ -50,7 +50,7 @@ class Ensemble:
     a: Floats
     b: Floats
     weight: Floats
-    error: Floats  #: root of the mean squared error in foretelling, of the member's family
+    error: Floats  #: root mean squared forecast error of the member's family
 
     def at(self, u: Floats) -> Floats:
         """(k, n) values of the curves."""
@@ -127,14 +127,14 @@ class _Problem:
         centred = basis - mean[:, None]
         variance = (centred * centred) @ weight
         b = np.maximum(-(centred @ (weight * (y - middle))) / np.maximum(variance, 1e-300), 0.0)
-        b[variance <= 1e-14 * mean**2] = 0.0  # flat all along: the least squares would be noise
+        b[variance <= 1e-14 * mean**2] = 0.0  # flat everywhere: the least squares would be noise
         a = middle + b * mean
         self._bound(family, basis, weight, a, b)
         residual = a[:, None] - b[:, None] * basis - y
         return a, b, (residual * residual) @ weight
 
     def _bound(self, family: Ints, basis: Floats, weight: Floats, a: Floats, b: Floats) -> None:
-        """Solve rows again that are anchored, or whose asymptote is above the ceiling: one parameter is left, with its own bound."""
+        """Solve again rows that are anchored, or whose asymptote is above the ceiling: one parameter remains, with its own bound."""
         observed = self.observed
         high = (a > observed.ceiling) & self.bounded[family]
         if high.any():  # so the ceiling is finite
@@ -148,7 +148,7 @@ class _Problem:
             a[held], b[held] = observed.zero, _slope(-basis[held], observed.y - observed.zero, weight)
 
     def foretelling_errors(self, family: Ints, basis: Floats) -> Floats:
-        """Of each family: how far its best curve through the first values was off the later ones, geometric mean over the folds."""
+        """Forecast error of each family's best curve through the first values, as a geometric mean over the folds."""
         n, y = len(self.observed), self.observed.y
         known = sorted({round(share * n) for share in _FOLDS} & set(range(3, n)))
         logs = np.zeros(len(self.families))
@@ -199,7 +199,7 @@ def _slope(rise: Floats, height: Floats, weight: Floats) -> Floats:
 
 
 def _project(column: Floats, basis: Floats, root: Floats) -> Floats:
-    """What is left of ``column`` beside the span of the linear part, 1 and g."""
+    """The part of ``column`` orthogonal to the linear part, the span of 1 and g."""
     flat = column - (column @ root)[:, None] * root
     slope = (basis - (basis @ (root * root))[:, None]) * root
     share = (flat * slope).sum(axis=1) / np.maximum((slope * slope).sum(axis=1), 1e-300)

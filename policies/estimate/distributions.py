@@ -1,8 +1,8 @@
-"""Distributions of what is left of jobs, from histories of run times (3Sigma, EuroSys 2018, sections 3 and 4).
+"""Distributions of jobs' remaining times, from histories of run times (3Sigma, EuroSys 2018, sections 3 and 4).
 
-A history is a sorted sample: of ratios of true to estimated run times where a job has an estimate, of the service of finished jobs
-where it has none. A job that has run for a while is longer than the part of the history that it has outlived (Eqn 3); one
-that has outlived all of it is taken to end after 1, 2, 4, … scheduling cycles more (section 4.2.1).
+A history is a sorted sample: of ratios of true to estimated run times if a job has an estimate, otherwise of the service of finished
+jobs. A running job is longer than the part of the history that it has outlived (Eqn 3); one that has outlived all of it is assumed
+to end after 1, 2, 4, … further scheduling cycles (section 4.2.1).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Durations:
     run_time: Floats
 
     def left(self, cycle: float) -> Floats:
-        """Equally likely remaining seconds, a row a job and ``SAMPLES`` columns, given that it has run so long."""
+        """Equally likely remaining seconds, a row per job and ``SAMPLES`` columns, given its run time so far."""
         outlived = np.searchsorted(self.history, self.run_time / self.scale, side="right")
         longer = len(self.history) - outlived
         columns = (np.arange(SAMPLES) + 0.5) / SAMPLES
@@ -49,7 +49,7 @@ class Durations:
         return 1.0 - np.searchsorted(self.history, span / self.scale, side="right") / len(self.history)
 
     def _grace(self, rows: Bools, cycle: float) -> Floats:
-        """The job was taken to end 1 cycle after the longest known, then 2 after that, then 4: what is left of the present term."""
+        """Remaining seconds of the present term: the job was assumed to end 1 cycle after the longest known one, then 2 later, then 4."""
         over = self.run_time[rows] - self.scale[rows] * self.history[-1]
         term = np.floor(np.log2(np.maximum(over, 0.0) / cycle + 1.0)) + 1.0
         grace: Floats = cycle * (2.0**term - 1.0) - over
@@ -57,7 +57,7 @@ class Durations:
 
 
 def remaining_samples(view: View, rows: Ints, spread: float, unknown: float, cycle: float) -> tuple[Floats, Floats]:
-    """Remaining seconds of ``rows`` (``SAMPLES`` columns), and how likely each is to take longer than its submitter allowed it."""
+    """Remaining seconds of ``rows`` (``SAMPLES`` columns), and the probability of each to take longer than its submitter allowed."""
     jobs = view.jobs
     known = ~np.isnan(jobs.remaining[rows])
     left, hopeless = np.empty((len(rows), SAMPLES)), np.zeros(len(rows))

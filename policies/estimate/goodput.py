@@ -6,12 +6,12 @@ An iteration takes (section 3.2)
     T_sync = 0 for K = 1, alpha_local + beta_local * (K - 2) on one node, alpha_node + beta_node * (K - 2) over several
     T_iter = s * T_grad + (T_grad ** gamma + T_sync ** gamma) ** (1 / gamma)  s passes accumulated before the last one
 
-where gamma from 1 (nothing overlaps) to 10 (all does) tells how far communication hides behind computation. Training with a
+where gamma from 1 (no overlap) to 10 (full overlap) tells how far communication hides behind computation. Training with a
 batch of M samples instead of the initial M0 makes (section 3.1)
 
     efficiency(M) = (phi + M0) / (phi + M)
 
-of the progress a sample that M0 makes; phi is the gradient noise scale, which grows as training goes on.
+of the progress per sample of M0; phi is the gradient noise scale, which grows during training.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CANDIDATES = 50  #: batch sizes tried for an allocation, in geometric progressi
 class StepTime:
     """Seconds of an iteration by allocation and batch; every method works element by element."""
 
-    grad: float  #: alpha_grad, seconds of a pass whatever its size
+    grad: float  #: alpha_grad, constant seconds of a pass
     grad_per_sample: float  #: beta_grad
     local: float = 0.0  #: alpha_local, seconds of synchronisation of two GPUs of one node
     local_per_gpu: float = 0.0  #: beta_local, more for each further GPU
@@ -60,11 +60,11 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """What is believed of a job that lets the scheduler choose its batch size."""
+    """Beliefs about a job that lets the scheduler choose its batch size."""
 
     step_time: StepTime
-    initial_batch: int  #: M0, what its learning rate was chosen for
-    max_batch: int  #: more is never trained with
+    initial_batch: int  #: M0, for which its learning rate was chosen
+    max_batch: int  #: the largest batch
     local_batch: tuple[int, int]  #: fewest and most samples of a pass on one GPU
     noise_scale: tuple[tuple[float, float], ...]  #: (progress 0 to 1, phi in samples), progress ascending; between them it is interpolated
 
@@ -79,7 +79,7 @@ class Goodput:
             raise ValueError("goodput: noise_scale needs one (progress, phi) at least, progress ascending and phi not negative")
 
     def noise(self, progress: float) -> float:
-        """phi at ``progress``; where that is unknown (NaN), as it is at the start."""
+        """phi at ``progress``; if that is unknown (NaN), phi at the start."""
         at, phi = zip(*self.noise_scale, strict=True)
         return float(np.interp(0.0 if np.isnan(progress) else progress, at, phi))
 
@@ -89,7 +89,7 @@ class Goodput:
         return np.minimum((phi + self.initial_batch) / (phi + np.asarray(batch, dtype=np.float64)), 1.0)
 
     def rate(self, nodes: Numbers, gpus: Numbers, batch: Numbers, progress: float = 0.0) -> Floats:
-        """Goodput in samples of the initial batch a second, with a batch of ``batch`` samples over all GPUs; 0 where it cannot be."""
+        """Goodput in samples of the initial batch per second, with a batch of ``batch`` samples over all GPUs; 0 if impossible."""
         local, passes, whole = self._split(gpus, batch)
         throughput = whole / self.step_time.step(nodes, gpus, np.maximum(local, 1), passes)
         return np.where(local >= self.local_batch[0], throughput * self.efficiency(whole, progress), 0.0)
@@ -103,7 +103,7 @@ class Goodput:
         return rates[choice], self._split(gpus, batches)[2][choice].astype(np.int64)
 
     def _split(self, gpus: Numbers, batch: Numbers) -> tuple[Ints, Ints, Ints]:
-        """How a batch is cut: samples of a pass on a GPU, passes, and the batch that comes out in whole samples."""
+        """The division of a batch: samples of a pass on a GPU, passes, and the resulting batch in whole samples."""
         count = np.asarray(gpus, dtype=np.int64)
         passes = np.maximum(-(-np.asarray(batch) // (count * self.local_batch[1])), 1).astype(np.int64)
         local = np.minimum(-(-np.asarray(batch) // (count * passes)), self.max_batch // (count * passes))

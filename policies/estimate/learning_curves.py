@@ -1,9 +1,9 @@
-"""When a metric will reach its target: the training-iteration estimator (002 ch. 5.3.2.2).
+"""The iteration at which a metric will reach its target: the training-iteration estimator (002 ch. 5.3.2.2).
 
 An ensemble of learning curves (`curve_fit`) is continued to the user's maximum. A job ends at its first evaluation that meets the target,
-so each curve gives a distribution of that evaluation: how likely curve and noise together meet it there, and did not before. Their mixture
-is the estimate. Two more things are uncertain: a curve as a whole may be off as far as its family was in foretelling known
-values, and something may happen that no curve foresees, as when the learning rate falls. The latter has a fixed share of the mixture.
+so each curve gives a distribution of that evaluation: the probability that curve and noise together meet it there, and not before. Their
+mixture is the estimate. Two more things are uncertain: a whole curve may be off by its family's forecast error on known values, and
+an event may come that no curve foresees, such as a fall of the learning rate. The latter has a fixed share of the mixture.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from .curve_fit import Ensemble, Observed, fit
 
 _LEAST = 3  #: values from which on curves are fitted
 _FITTED = 100  #: more values are averaged to so many
-_CELLS = 200  #: future evaluations looked at; beyond, further apart
-_UNFORESEEN = 0.3  #: probability that no curve foresees what happens: then the target is met anywhere up to the maximum
+_CELLS = 200  #: most future evaluations computed; of more only some, further apart
+_UNFORESEEN = 0.3  #: probability of an event that no curve foresees: then the target is met anywhere up to the maximum
 _OFFSETS = ((-math.sqrt(1.5), 0.3), (0.0, 0.4), (math.sqrt(1.5), 0.3))  #: of a curve as a whole, in its errors, with probabilities
-_OUTLIER = 8.0  #: deviations from the neighbours, in robust standard deviations, from which on a value is not one of the curve
+_OUTLIER = 8.0  #: deviation from the neighbours, in robust standard deviations, from which on a value is an outlier
 _LEAST_NOISE = 1e-5  #: of values that span 1
-_HUGE = 1e150  #: what is squared must stay finite
+_HUGE = 1e150  #: largest value, so that squares stay finite
 
 
 @dataclass(frozen=True, slots=True)
 class IterationEstimate:
-    """How many iterations a job runs in all. None of them is below what has run, nor above the maximum unless that has been passed."""
+    """A job's total iterations. No figure is below those already run, nor above the maximum unless that has been passed."""
 
     iterations: float  #: median
     low: float  #: 10 %
@@ -42,11 +42,11 @@ class IterationEstimate:
 def estimate_iterations(
     steps: ArrayLike, values: ArrayLike, *, target: float, mode: Literal["max", "min"], maximum: int, done: int
 ) -> IterationEstimate:
-    """Iterations until a metric first meets ``target``, or ``maximum`` where it does not.
+    """Iterations until a metric first meets ``target``, or ``maximum`` if it does not.
 
     ``steps`` and ``values`` (n,) are the evaluations so far, in any order; values that are not finite and steps below 1 are left out.
-    ``mode`` says whether the metric is to rise to the target or to fall to it. ``done`` iterations have run. With fewer than
-    three values nothing is known but that it ends between ``done`` and ``maximum``. ValueError names what was wrong.
+    ``mode``: whether the metric is to rise or to fall to the target. ``done`` iterations have run. With fewer than three
+    values the end is only known to be between ``done`` and ``maximum``. ValueError names the mistake.
     """
     u, y = _checked(steps, values, target, mode, maximum, done)
     sign = 1.0 if mode == "max" else -1.0
@@ -62,7 +62,7 @@ def estimate_iterations(
 
 
 def _checked(steps: ArrayLike, values: ArrayLike, target: float, mode: str, maximum: int, done: int) -> tuple[Floats, Floats]:
-    """Usable steps, ascending, with their values; of several at one step the last."""
+    """Usable steps, ascending, with their values; the last of several at one step."""
     u, y = np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64)
     if u.ndim != 1 or u.shape != y.shape:
         raise ValueError(f"values: {y.shape} values for {u.shape} steps; give one value for each step")
@@ -85,7 +85,7 @@ def _anywhere(done: int, maximum: int) -> tuple[Floats, Floats]:
 
 
 def _summary(at: Floats, unmet: Floats, probability: float) -> IterationEstimate:
-    """Of the probabilities ``unmet`` that the target is not met by ``at``, the last of which is the maximum."""
+    """The estimate from the probabilities ``unmet`` that the target is not met by ``at``; the last of ``at`` is the maximum."""
     rows = np.minimum(np.searchsorted(1 - unmet, [0.1, 0.5, 0.9]), len(at) - 1)
     low, median, high = at[rows].tolist()
     mass = -np.diff(unmet, prepend=1.0)
@@ -118,7 +118,7 @@ def _first_passage(steps: Floats, values: Floats, sign: float, target: float, do
 
 
 def _natural_ceiling(values: Floats, target: float, sign: float) -> float:
-    """What an asymptote, turned to rise, cannot pass: a share 1, a percentage 100, a loss 0; inf for other metrics."""
+    """The limit of an asymptote, turned to rise: 1 for a share, 100 for a percentage, 0 for a loss; inf for other metrics."""
     lowest, highest = min(values.min(), target), max(values.max(), target)
     if sign < 0:
         return 0.0 if lowest >= 0 else math.inf
@@ -138,7 +138,7 @@ def _without_outliers(y: Floats) -> Floats:
 
 
 def _averaged(u: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """Averages of neighbours where there are more values than are fitted; the last stays at u = 1."""
+    """Averages of neighbours if there are too many values to fit; the last stays at u = 1."""
     if len(u) <= _FITTED:
         return u, y
     first = np.linspace(0, len(u), _FITTED + 1).astype(np.int64)[:-1]
@@ -147,13 +147,13 @@ def _averaged(u: Floats, y: Floats) -> tuple[Floats, Floats]:
 
 
 def _noise(ensemble: Ensemble, u: Floats, y: Floats) -> float:
-    """Standard deviation from one evaluation to the next: a curve that is off as a whole is not noise."""
+    """Standard deviation from one evaluation to the next, as the error of a whole curve is not noise."""
     residual = ensemble.at(u)[0] - y
     return max(float(np.sqrt(np.mean(np.diff(residual) ** 2) / 2)), _LEAST_NOISE)
 
 
 def _evaluations(steps: Floats, done: int, maximum: int) -> tuple[Floats, Floats]:
-    """Future evaluations, at the recent interval, and how many each stands for; geometrically further apart where there are many."""
+    """Future evaluations, at the recent interval, and the number that each stands for; geometrically spaced if there are many."""
     interval = float(np.median(np.diff(steps)[-max(5, len(steps) // 4) :]))
     passed = (done - steps[-1]) // interval
     count = max(math.ceil((maximum - steps[-1]) / interval - passed), 1)

@@ -1,4 +1,4 @@
-"""How long jobs will run: what the view says, and what to take where it says nothing."""
+"""Run times of jobs: the view's estimates, and assumptions where it has none."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import numpy as np
 
 from ..contract import Floats, Jobs
 
-TIME, SERVICE = "time", "service"  #: what a length is measured in: seconds, or GPU-seconds on ``gpus_min`` GPUs
+TIME, SERVICE = "time", "service"  #: units of a length: seconds, or GPU-seconds on ``gpus_min`` GPUs
 MEASURES = (TIME, SERVICE)
 
 
 def remaining_time(jobs: Jobs, unknown: float) -> Floats:
     """Seconds of work left on ``gpus_min`` GPUs.
 
-    A job of which nothing is known is taken to need ``unknown`` seconds, or as long again as it has run when that is more:
-    lengths of training jobs are heavy-tailed, so one that has run long is likely to run long still.
+    An unknown job is assumed to need ``unknown`` seconds, or as long again as it has run if that is more: lengths of training
+    jobs are heavy-tailed, so one that has run long is likely to run long still.
     """
     left = jobs.remaining
     if not all_known(jobs):
@@ -23,13 +23,13 @@ def remaining_time(jobs: Jobs, unknown: float) -> Floats:
 
 
 def all_known(jobs: Jobs) -> bool:
-    """Whether something is known of every job: then what is left only shrinks, and only of those that run."""
+    """Whether every job has an estimate: then remaining times only shrink, and only those of running jobs."""
     left = jobs.remaining
     return not len(left) or not np.isnan(left[left.argmax()])  # the first NaN, if there is one
 
 
 def total_time(jobs: Jobs, unknown: float) -> Floats:
-    """Seconds of a job from its first start to its end, without what it waits."""
+    """Seconds of a job from its first start to its end, without waits."""
     return jobs.run_time + remaining_time(jobs, unknown)
 
 

@@ -1,14 +1,14 @@
-"""The time that suspending and resuming adds to a job's execution (002 ch. 5.3.2.3).
+"""The time that suspensions and resumptions add to a job's execution (002 ch. 5.3.2.3).
 
-An SLO job that runs ``needed`` = n of the ``available`` = m lease terms before its deadline is taken to run in any n of the m with the
+An SLO job that runs ``needed`` = n of the ``available`` = m lease terms before its deadline is assumed to run in any n of the m with the
 same probability. Each gap in its terms is one suspension. Terms with k gaps are k + 1 runs: n terms are cut into k + 1 runs in
 C(n-1, k) ways, which stand among the m - n other terms in C(m-n+1, k+1) ways, hence the probabilities of Eqn 5.3. The sum has a closed
-form: any given term begins a run when it is used and the one before it is not. The first term begins one with probability n/m, each of
+form: a term begins a run if it is used and the one before it is not. The first term begins one with probability n/m, each of
 the m - 1 others with (m-n)/m n/(m-1); together n (m-n+1)/m runs, and one suspension less than runs:
 
     E[k] = n (m - n + 1) / m - 1 = (n - 1) (m - n) / m
 
-which is exact for any m, where binomials of some hundred terms would leave the range of a float.
+which is exact for any m, while binomials of some hundred terms would leave the range of a float.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..arrays import Bools, Floats
 def suspensions(needed: ArrayLike, available: ArrayLike) -> Floats:
     """Expected suspensions of SLO jobs that run ``needed`` of ``available`` lease terms (arrays that broadcast).
 
-    0 where there is no slack, also where the terms do not suffice; ``needed - 1``, the limit, where ``available`` is infinite.
+    0 without slack, also if the terms do not suffice; ``needed - 1``, the limit, if ``available`` is infinite.
     """
     n, m = np.broadcast_arrays(np.asarray(needed, dtype=np.float64), np.asarray(available, dtype=np.float64))
     possible = (n > 1) & (m > n)
@@ -33,7 +33,7 @@ def suspensions(needed: ArrayLike, available: ArrayLike) -> Floats:
 
 
 def best_effort_suspensions(needed: ArrayLike) -> Floats:
-    """Expected suspensions of best-effort jobs: after each lease term with probability 1/2 (end of 5.3.2.3)."""
+    """Expected suspensions of best-effort jobs: one after each lease term with probability 1/2 (end of 5.3.2.3)."""
     expected: Floats = np.asarray(needed, dtype=np.float64) / 2.0
     return expected
 
@@ -41,13 +41,13 @@ def best_effort_suspensions(needed: ArrayLike) -> Floats:
 def execution_time(work: ArrayLike, lease: ArrayLike, available: ArrayLike, overhead: ArrayLike) -> Floats:
     """Eqn 5.1 with 5.3: seconds that jobs hold their GPUs, from ``work`` seconds of training alone.
 
-    ``lease`` is the length of a lease term and ``overhead`` what one suspension with its resumption costs, in seconds; ``available`` is
-    the number of whole terms until the deadline, NaN or inf for a job without one (best effort). Arrays that broadcast.
+    ``lease`` is the length of a lease term and ``overhead`` the cost of one suspension with its resumption, in seconds; ``available``
+    is the number of whole terms until the deadline, NaN or inf for a job without one (best effort). Arrays that broadcast.
 
-    The overhead itself takes lease terms, so n is the least number of terms that holds the work and the suspensions that n terms
-    lead to. The result is never below ``work``, never falls when ``overhead`` rises, and fits the deadline wherever the work alone
-    does. It is ``work`` where even that does not fit (then there is no slack to be suspended in), NaN where ``work`` is, and
-    inf for a best-effort job whose overhead eats its leases up. ValueError for negative or missing lengths.
+    The overhead itself takes lease terms, so n is the least number of terms that holds the work and the suspensions of n terms. The
+    result is never below ``work``, never falls when ``overhead`` rises, and fits the deadline if the work alone does. It is ``work``
+    if even that does not fit (then there is no slack for suspensions), NaN if ``work`` is, and inf for a best-effort job whose
+    overhead uses up its leases. ValueError for negative or missing lengths.
     """
     columns = (np.asarray(given, dtype=np.float64) for given in (work, lease, available, overhead))
     w, length, m, cost = np.broadcast_arrays(*columns)
@@ -73,8 +73,8 @@ def _check(work: Floats, lease: Floats, available: Floats, overhead: Floats) -> 
 
 def _slo(work: Floats, lease: Floats, m: Floats, cost: Floats, alone: Floats) -> Floats:
     n = _least_terms(work, lease, m, cost, alone)
-    # n - 1 terms do not suffice, so it takes longer than those: without this bound the estimate would fall where n goes up by
-    # one and, past m/2, leaves less room for suspensions.
+    # n - 1 terms do not suffice, so it takes longer than those: without this bound the estimate would fall as n rises by one, as
+    # past m/2 that leaves less room for suspensions.
     least = np.where(n > alone, (n - 1) * lease, work)
     total: Floats = np.where(alone > m, work, np.maximum(work + cost * suspensions(n, m), least))
     return total
@@ -83,7 +83,7 @@ def _slo(work: Floats, lease: Floats, m: Floats, cost: Floats, alone: Floats) ->
 def _least_terms(work: Floats, lease: Floats, m: Floats, cost: Floats, alone: Floats) -> Floats:
     """Least n >= ``alone`` with n lease >= work + cost (n-1)(m-n)/m; n = m always does.
 
-    The difference is a convex parabola in n: where it is negative at ``alone``, n is what comes after its larger root.
+    The difference is a convex parabola in n: if it is negative at ``alone``, n is the next number after its larger root.
     """
 
     def fits(n: Floats) -> Bools:
@@ -93,7 +93,7 @@ def _least_terms(work: Floats, lease: Floats, m: Floats, cost: Floats, alone: Fl
     with np.errstate(divide="ignore", invalid="ignore"):
         square, linear = cost / m, lease - cost * (m + 1) / m
         spread = np.sqrt(np.maximum(linear**2 - 4 * square * (cost - work), 0.0))
-        # The root in the form that does not cancel.
+        # The root in the form without cancellation.
         root = np.where(linear > 0, 2 * (work - cost) / (linear + spread), (spread - linear) / (2 * square))
     n = np.where(fits(alone) | (alone > m), alone, np.clip(np.ceil(root), alone, np.maximum(m, alone)))
     n = np.where((n > alone) & fits(n - 1), n - 1, n)  # rounding

@@ -1,4 +1,4 @@
-"""The believed speed of a model: how fast it trains on which allocation, and how well it shares a GPU."""
+"""The believed speed of a model, by allocation, and its behaviour on a shared GPU."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Throughput:
-    """Iterations a second by number of GPUs: on one node, and over several (002 Eqn 5.2, which knows no third case).
+    """Iterations per second by number of GPUs: on one node, and over several (002 Eqn 5.2, which has no third case).
 
-    Between the points of a table the rate is interpolated linearly, as 002 ch. 3.5.1 and Pollux's simulator do; outside
-    them it is that of the nearest point, so nothing is promised that was not measured.
+    Between the points of a table the rate is interpolated linearly, as in 002 ch. 3.5.1 and Pollux's simulator; outside
+    them it is that of the nearest point, so no unmeasured speed is promised.
     """
 
     def __init__(self, gpus: Sequence[int], rates: Sequence[float], spread: Sequence[float] | None = None) -> None:
@@ -45,21 +45,21 @@ class Throughput:
         )
 
     def rate(self, gpus: int, *, spread: bool = False) -> float:
-        """On one node, or ``spread`` over several, of however many GPUs."""
+        """On one node, or ``spread`` over several, for any number of GPUs."""
         return float(np.interp(gpus, self.gpus, self.spread if spread else self.rates))
 
     def consolidated(self, gpus: int, node: int) -> float:
-        """The rate on as few nodes as can be, where the largest node has ``node`` GPUs."""
+        """The rate on as few nodes as possible, if the largest node has ``node`` GPUs."""
         return self.rate(gpus, spread=gpus > node)
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One model (with its batch size), as it was measured or is estimated."""
+    """Measured or estimated properties of one model (with its batch size)."""
 
     name: str
-    throughput: Throughput | None = None  #: None: only the speed on what it asks for is known
+    throughput: Throughput | None = None  #: None: only the speed on its requested GPUs is known
     goodput: Goodput | None = None  #: statistical efficiency by batch size (Pollux); None: its batch size is fixed
     utilisation: float = math.nan  #: share of a GPU's compute that it uses alone, 0 to 1
     memory: float = math.nan  #: share of a GPU's memory that it uses, 0 to 1
-    skew: float = math.nan  #: largest tensor as a share of the model (Tiresias' measure of what spreading costs), 0 to 1
+    skew: float = math.nan  #: largest tensor as a share of the model (Tiresias' measure of the cost of spreading), 0 to 1

@@ -1,4 +1,4 @@
-"""Known help between jobs: how far one gets with the weights of another, and how far two get that train together."""
+"""Known gains between jobs: of one with the weights of another, and of two that train together."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .throughput import Throughput
 
 @dataclass(frozen=True, slots=True)
 class Joint:
-    """Two tasks that train together, as the first of them sees it (spatial transfer, 002 ch. 3.2)."""
+    """Two tasks that train together, from the view of the first (spatial transfer, 002 ch. 3.2)."""
 
-    work: float  #: samples of both tasks until the first is at its target, over the samples of its own that it needs alone
-    throughput: Throughput  #: samples of both a second, over the samples a second of the first alone on the fewest GPUs it runs on
+    work: float  #: samples of both tasks until the first is at its target, over its own samples alone
+    throughput: Throughput  #: samples of both per second, over those of the first alone on its fewest GPUs
 
     def speed(self, gpus: int, *, spread: bool) -> float:
-        """Work of the first a second, of which it does 1 alone on the fewest GPUs."""
+        """Work of the first per second; alone on the fewest GPUs it is 1."""
         return self.throughput.rate(gpus, spread=spread) / self.work
 
 
@@ -25,6 +25,6 @@ class Joint:
 class Transfers:
     """By rows of ``View.profiles``."""
 
-    #: [a, b]: the work of b when it begins with the weights of an a that has ended, over its work from the backbone; NaN: not known.
+    #: [a, b]: the work of b from the weights of an ended a, over its work from the backbone; NaN: not known.
     begin: Floats
-    joint: Mapping[tuple[int, int], Joint] = field(default_factory=dict)  #: (a, b): a's part in training with b; both ways or not at all
+    joint: Mapping[tuple[int, int], Joint] = field(default_factory=dict)  #: (a, b): a's part in training with b; always both ways

@@ -1,8 +1,8 @@
-"""Buddy cells of the nodes, with what is free in them (002 ch. 5.3.3.3).
+"""Buddy cells of the nodes, with their free GPUs (002 ch. 5.3.3.3).
 
-Nodes of up to 8 GPUs, which is nearly all there are, are one number each: a bit a GPU. What is best in a node in a given
-state has been worked out once for all 256 of them, so a look at a hundred nodes costs two array operations. Larger nodes
-are counted cell by cell; the tables of the small ones are made by the same code.
+A node of up to 8 GPUs, as nearly all are, is one number: a bit per GPU. The best cell is computed once for each of the 256
+states, so a look at a hundred nodes costs two array operations. Larger nodes are counted cell by cell; the same code makes the
+tables of the small ones.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from ..arrays import Bools, Floats, Ints
 
 _NOWHERE = np.iinfo(np.int64).max
-_SMALL = 8  #: GPUs of the largest node that is kept as a number
+_SMALL = 8  #: GPUs of the largest node that is one number
 
 
 class Grid:
@@ -27,7 +27,7 @@ class Grid:
     """
 
     def __init__(self, node: Ints, index: Ints) -> None:
-        """``node`` and ``index``: one a GPU, as `Gpus` has them."""
+        """``node`` and ``index``: one per GPU, as in `Gpus`."""
         self.node = node
         self.index = index
         self.nodes = int(node.max(initial=-1)) + 1
@@ -47,7 +47,7 @@ class Grid:
         return list(zip(self.node.tolist(), (1 << self.index).tolist(), strict=True))
 
     def largest(self, fitting: Bools | None) -> int:
-        """GPUs of the largest node, of those that are ``fitting``."""
+        """``fitting`` GPUs of the node that has most of them."""
         return self._largest if fitting is None else int(np.bincount(self.node[fitting], minlength=1).max())
 
     @cached_property
@@ -81,7 +81,7 @@ class Grid:
 
 
 def free_gpus(grid: Grid, open_gpus: Bools) -> Free:
-    """``open_gpus``: one a GPU of the grid."""
+    """``open_gpus``: one per GPU of the grid."""
     return States.of(grid, open_gpus) if grid.width <= _SMALL else Cells.of(grid, open_gpus)
 
 
@@ -95,7 +95,7 @@ class Free(ABC):
 
     @abstractmethod
     def masked(self, fitting: Bools) -> Free:
-        """Those of them that are ``fitting`` (one a GPU)."""
+        """Those of them that are ``fitting`` (one per GPU)."""
 
     @abstractmethod
     def per_node(self) -> Ints: ...
@@ -105,7 +105,7 @@ class Free(ABC):
         """`levels` where all others have inf."""
 
     def levels(self, others: Floats | None) -> Floats:
-        """A row a node and a column a slot: -inf of the free ones, of all others what ``others`` (one a GPU) says; the caller's own."""
+        """A row per node and a column per slot: -inf if free, else the value of ``others`` (one per GPU); a fresh array."""
         levels = self._levels()
         if others is None:
             return levels
@@ -126,10 +126,10 @@ class Free(ABC):
 
     @abstractmethod
     def in_one_node(self, n: int, but: Collection[int] = ()) -> list[int] | None:
-        """Slots for ``n`` in the best cell of any node except ``but``, ascending, which leave its halves as whole as they can be.
+        """Slots for ``n`` in the best cell of any node except ``but``, ascending, that leave its halves as whole as possible.
 
-        The best cell is of the lowest level that has one, and of these the tightest: the one with the fewest free GPUs in
-        the cell itself, then in its parent, and so on up to the node. A slot is a node times the width, plus a position.
+        The best cell is the tightest one of the lowest level that has any: with the fewest free GPUs in the cell itself, then in
+        its parent, and so on up to the node. A slot is a node times the width, plus a position.
         """
 
     def total(self) -> int:
@@ -153,7 +153,7 @@ class Free(ABC):
         return None
 
     def over_nodes(self, n: int, nodes: int) -> list[int] | None:
-        """Slots on exactly ``nodes`` nodes: the emptiest ones whole, the rest of the gang where it fits best."""
+        """Slots on exactly ``nodes`` nodes: the emptiest ones whole, the rest of the gang in its best cell."""
         per_node = self.per_node()
         emptiest = np.argsort(-per_node, kind="stable")[: nodes - 1].tolist()
         rest = n - int(per_node[emptiest].sum())
@@ -168,11 +168,11 @@ class Free(ABC):
 
 
 class States(Free):
-    """Nodes of few GPUs: ``state`` has a number a node, whose bit ``i`` is whether position ``i`` is free."""
+    """Nodes of few GPUs: ``state`` has a number per node; its bit ``i`` tells whether position ``i`` is free."""
 
     def __init__(self, grid: Grid, state: Ints) -> None:
         self.grid, self.state = grid, state
-        self._bits: memoryview[int] = state.data  # one number of it in half the time
+        self._bits: memoryview[int] = state.data  # reads one number in half the time
         self.table = _table(grid.levels)
         self._per_node: Ints | None = None  # these three until something changes
         self._total = -1
@@ -253,7 +253,7 @@ def _table(levels: int) -> Table:
 
 
 class Table:
-    """What is best in a small node, for each of its states."""
+    """The best cells of a small node, for each of its states."""
 
     def __init__(self, levels: int) -> None:
         width = 1 << (levels - 1)
@@ -266,7 +266,7 @@ class Table:
         self._positions: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def cost(self, n: int) -> Ints:
-        """How good the best cell for ``n`` of each state is, less is better: its level first, then its score."""
+        """Rank of the best cell for ``n`` in each state, less is better: its level first, then its score."""
         return self._best_of(n)[0]
 
     def positions(self, state: int, n: int) -> tuple[int, ...]:
@@ -294,7 +294,7 @@ class Table:
 class Cells(Free):
     """Nodes of many GPUs: free GPUs counted in every cell, with a score that orders cells of a level from best to worst fit.
 
-    ``counts`` and ``scores`` have a row a node and a column a cell, as `Grid` lays them out.
+    ``counts`` and ``scores`` have a row per node and a column per cell, in the layout of `Grid`.
     """
 
     def __init__(self, grid: Grid, counts: Ints, scores: Ints) -> None:
@@ -355,7 +355,7 @@ def _columns(levels: int) -> list[slice]:
 
 
 def _count(leaves: Ints, levels: int) -> tuple[Ints, Ints]:
-    """Counts and scores of all cells, a row a node, from the free positions.
+    """Counts and scores of all cells, a row per node, from the free positions.
 
     A score packs the free counts of the cell and of all cells around it, innermost first, so the least score is the
     tightest fit: the cell itself first, then its parent, and so on up to the node.
@@ -372,7 +372,7 @@ def _count(leaves: Ints, levels: int) -> tuple[Ints, Ints]:
 
 
 def _split(counts: list[int], columns: list[slice], level: int, cell: int, n: int) -> list[int]:
-    """``n`` free positions of a cell, leaving its halves as whole as they can be; ``counts`` are those of the node's cells."""
+    """``n`` free positions of a cell that leave its halves as whole as possible; ``counts`` are those of the node's cells."""
     if n == counts[columns[level].start + cell]:
         return [i for i in range(cell << level, (cell + 1) << level) if counts[i]]
     below = columns[level - 1].start

@@ -1,4 +1,4 @@
-"""Where a gang goes: consolidated placement on buddy cells (002 ch. 5.3.3.3, after HiveD).
+"""Consolidated placement of gangs on buddy cells (002 ch. 5.3.3.3, after HiveD).
 
 The GPUs of a node are the leaves of a binary tree; a cell of level ``l`` is an aligned run of ``2**l``
 positions, so cells of level 0 to 3 hold 1, 2, 4 and 8 GPUs. Nodes with another number of GPUs (3, 6, …)
@@ -20,17 +20,17 @@ from .reach import Reach
 
 
 def grid_of(view: View) -> Grid:
-    """The grid of a view's GPUs, that of the engine where it keeps count."""
+    """The grid of a view's GPUs; the engine's, if it keeps count."""
     return Grid(view.gpus.node, view.gpus.index) if view.free is None else view.free.grid
 
 
 class Placement:
-    """Which GPUs of a view are free, and which of them a gang of ``n`` should take.
+    """The free GPUs of a view, and the choice among them for a gang of ``n``.
 
-    Two sets are kept: GPUs that are free *now*, and those that will be *soon*, which adds the GPUs of
+    Two sets are kept: GPUs that are free *now*, and those that will be *soon*: these and the GPUs of
     jobs that are stopping or that the plan displaces. A GPU that is not usable is in neither.
 
-    ``memory`` is what `Jobs.asks` says of a job: bytes, or a need that also names nodes.
+    ``memory`` is a job's value of `Jobs.asks`: bytes, or a need that also names nodes.
     """
 
     def __init__(self, view: View) -> None:
@@ -45,7 +45,7 @@ class Placement:
             now = gpus.usable.copy()
             now[jobs.alloc_gpus] = False
             self._now = free_gpus(Grid(gpus.node, gpus.index), now)
-        # One set serves as both until they differ: most ticks have nothing that stops.
+        # One set serves as both until they differ: in most ticks no job stops.
         self._soon = self._now
         phase = jobs.phase
         if len(phase) and phase[phase.argmax()] == Phase.STOPPING:  # the greatest
@@ -63,11 +63,11 @@ class Placement:
         return twin
 
     def settled(self) -> bool:
-        """Nothing more will be free soon than is now."""
+        """Whether no more GPUs will be free soon than now."""
         return self._soon is self._now
 
     def soon(self) -> Free:
-        """What is free when all that is stopping has stopped."""
+        """The GPUs that are free when all stopping jobs have stopped."""
         return self._soon
 
     def free(self) -> int:
@@ -75,7 +75,7 @@ class Placement:
         return self._now.total()
 
     def free_soon(self) -> int:
-        """GPUs that are free now or will be when all that is stopping has stopped."""
+        """GPUs that are free now, or will be when all stopping jobs have stopped."""
         return self._soon.total()
 
     def find(self, n: int, *, memory: float = 0.0, relaxed: bool = False) -> tuple[int, ...] | None:
@@ -87,7 +87,7 @@ class Placement:
         return self._soon.find(n, self._fitting(memory), relaxed)
 
     def find_any(self, n: int, *, memory: float = 0.0, relaxed: bool = False) -> tuple[int, ...] | None:
-        """Among those that are free now; where these do not do, among those that will be free soon."""
+        """The same among the GPUs that are free now or, if these do not suffice, among those that will be free soon."""
         found = self.find(n, memory=memory, relaxed=relaxed)
         return found if found is not None or self._soon is self._now else self.find_soon(n, memory=memory, relaxed=relaxed)
 
@@ -97,7 +97,7 @@ class Placement:
         return self._soon.per_node() if fitting is None else self._soon.masked(fitting).per_node()
 
     def large_enough(self, memory: float) -> Bools:
-        """One a GPU: whether it has at least ``memory`` bytes, as far as is known."""
+        """Whether each GPU has at least ``memory`` bytes, as far as is known."""
         fitting = self._fitting(memory)
         return np.ones(len(self.gpus), dtype=bool) if fitting is None else fitting
 
@@ -106,22 +106,22 @@ class Placement:
         return self._soon.has(gpus)
 
     def reach(self, level: Floats, *, memory: float = 0.0) -> Reach:
-        """What more could be found soon if GPUs were given up in the order of their ``level``, one a GPU, the least first; inf: never."""
+        """The room that could be free soon if GPUs were given up in the order of ``level``, one per GPU, the least first; inf: never."""
         if not self._all_usable:
             level = np.where(self.gpus.usable, level, np.inf)
         return Reach(self._soon, level, self._fitting(memory))
 
     def capacity(self, *, memory: float = 0.0) -> int:
-        """GPUs of the pool with at least ``memory`` bytes, held or not, usable or not: no gang can be larger."""
+        """GPUs of the pool with at least ``memory`` bytes, held or not, usable or not: the size of the largest possible gang."""
         fitting = self._fitting(memory)
         return len(self.gpus) if fitting is None else int(np.count_nonzero(fitting))
 
     def largest_node(self, *, memory: float = 0.0) -> int:
-        """The same of the node that has the most: no larger gang is on one node."""
+        """The same for the node that has the most: the size of the largest gang on one node."""
         return self._now.grid.largest(self._fitting(memory))
 
     def could_fit(self, n: int, *, memory: float = 0.0) -> bool:
-        """Whether a gang of ``n`` would find GPUs if nobody held any of those that are usable now."""
+        """Whether a gang of ``n`` would find GPUs if all that are usable now were free."""
         fitting = self._fitting(memory)
         possible = self.gpus.usable if fitting is None else self.gpus.usable & fitting
         grid = self._now.grid
@@ -132,7 +132,7 @@ class Placement:
         return int(np.count_nonzero(self.gpus.usable & self.large_enough(memory)))
 
     def nodes_needed(self, n: int, *, memory: float = 0.0) -> int:
-        """Nodes that a gang of ``n`` takes in an empty pool: the most it may be spread over."""
+        """Nodes that a gang of ``n`` takes in an empty pool: the most over which it may be spread."""
         return self._now.grid.nodes_needed(n, self._fitting(memory))
 
     def take(self, gpus: Iterable[int]) -> None:
@@ -162,12 +162,12 @@ class Placement:
         return tuple(gpus) if self._all_usable else tuple(gpu for gpu in gpus if usable[gpu])
 
     def asked(self, memory: float) -> tuple[int, list[str] | None]:
-        """The same in plain numbers: bytes, and the names of the nodes, None: all."""
+        """The meaning of ``memory`` in plain values: bytes, and the names of the nodes, None: all."""
         least, nodes = asked(memory, self._needs)
         return int(least), None if nodes is None else self._names[nodes].tolist()
 
     def _fitting(self, memory: float) -> Bools | None:
-        """GPUs large enough on the right nodes, None when all are. A GPU or a job of unknown memory fits."""
+        """Large enough GPUs on the right nodes; None: all. A GPU or a job of unknown memory fits."""
         if memory == 0:
             return None
         least, nodes = asked(memory, self._needs)

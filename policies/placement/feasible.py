@@ -1,4 +1,4 @@
-"""Which gangs a pool, or a part of it, could hold if all of it were free."""
+"""The gangs that a pool, or a part of it, could hold if all of it were free."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .consolidated import Placement
 
 
 def holdable_in(part: Placement, gpus: Bools) -> Callable[[int, float], bool]:
-    """Whether ``part``, which has ``gpus`` of the pool, could hold a gang of so many GPUs of so much memory; usable GPUs only."""
+    """A test whether ``part``, which has ``gpus`` of the pool, could hold a gang of so many GPUs of so much memory; usable GPUs only."""
 
     @cache
     def empty() -> Placement:

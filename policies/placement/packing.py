@@ -1,8 +1,8 @@
-"""Two jobs on the same GPUs: how well a job shares, and whom it may join (Lucid, ASPLOS 2023, section 3.3).
+"""Two jobs on the same GPUs: a job's sharing score, and its possible partners (Lucid, ASPLOS 2023, section 3.3).
 
-Lucid sorts jobs by how fast they go on average beside others: at 95 % of their speed or more, at 85 % or more, slower. The
-sharing scores of two jobs on the same GPUs are added up and held to a limit. Here the speeds of the pair itself tell the class of
-each where they were measured (`View.slowdowns`); pairs seldom were, and then it is told by a job's utilisation of the GPU alone.
+Lucid classes jobs by their mean speed beside others: 95 % of their speed alone or more, 85 % or more, slower. The sum of the sharing
+scores of two jobs on the same GPUs has a limit. Here the measured speeds of the pair itself (`View.slowdowns`) give the class of
+each; few pairs are measured, and for others it comes from a job's utilisation of the GPU alone.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from .victims import occupants
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """Why a job is packed with nobody. ``{jobs}`` in the words stands for the names of jobs (ids)."""
+    """Why a job has no partner. ``{jobs}`` in the words stands for the names of jobs (ids)."""
 
     words: str
     jobs: tuple[int, ...] = ()
-    unknown: bool = False  #: nothing but measurements of these is missing
+    unknown: bool = False  #: only measurements of these are missing
 
 
 TINY, MEDIUM, JUMBO = 0, 1, 2  #: sharing scores
-FAST, FAIR = 0.95, 0.85  #: of their speed alone: from here on jobs beside others are tiny, and from here on medium (section 3.3)
+FAST, FAIR = 0.95, 0.85  #: shares of the speed alone from which on jobs beside others are tiny, and medium (section 3.3)
 
 
 def sharing_scores(utilisation: Floats, tiny: float, jumbo: float) -> Ints:
-    """``TINY`` up to a utilisation of ``tiny``, ``JUMBO`` from ``jumbo`` on and where nothing is known."""
+    """``TINY`` up to a utilisation of ``tiny``, ``JUMBO`` from ``jumbo`` on and if unknown."""
     scores = np.full(len(utilisation), JUMBO, dtype=np.int64)
     scores[utilisation < jumbo] = MEDIUM
     scores[utilisation <= min(tiny, jumbo)] = TINY
@@ -37,7 +37,7 @@ def sharing_scores(utilisation: Floats, tiny: float, jumbo: float) -> Ints:
 
 
 def measured_scores(slowdowns: Floats) -> Floats:
-    """The same of jobs beside one certain other that take so many times longer there, NaN where that is not known."""
+    """The same for jobs beside one certain other, by the factors on their time there; NaN: not known."""
     speeds = 1.0 / slowdowns
     scores: Floats = np.where(speeds >= FAST, float(TINY), np.where(speeds >= FAIR, float(MEDIUM), float(JUMBO)))
     scores[np.isnan(slowdowns)] = np.nan
@@ -45,7 +45,7 @@ def measured_scores(slowdowns: Floats) -> Floats:
 
 
 def utilisation_and_memory(view: View) -> tuple[Floats, Floats]:
-    """Shares of a GPU's compute and memory that each job uses, NaN where nothing is known."""
+    """Shares of a GPU's compute and memory that each job uses; NaN: not known."""
     if view.jobs.profile is None or not view.profiles:
         unknown = np.full(len(view.jobs), np.nan)
         return unknown, unknown
@@ -56,29 +56,29 @@ def utilisation_and_memory(view: View) -> tuple[Floats, Floats]:
 
 
 def may_share(view: View) -> Bools:
-    """Jobs whose submitters do not forbid it."""
+    """Jobs whose submitters do not forbid sharing."""
     jobs = view.jobs
     return np.ones(len(jobs), dtype=bool) if jobs.share is None else np.isin(jobs.share, ("", PACKED))
 
 
 class Sharing:
-    """Whom waiting jobs may join on their GPUs, kept up to date while a plan is made. Arrays have one row a job.
+    """The possible partners of waiting jobs, kept up to date while a plan is made. Arrays have one row per job.
 
-    A pair has gangs of one size, no larger than a node (Lucid's released code shares none that needs more), and its memory is known to
-    fit: a job that runs out of memory takes its partner with it.
-    There are never three on one GPU: they are far slower and gain next to nothing (section 3.3).
+    A pair has gangs of one size, no larger than a node (Lucid's released code shares no larger ones), and is known to fit into memory,
+    as a job that runs out of memory also ends its partner. There are never three on one GPU: they are far slower and gain almost
+    nothing (section 3.3).
     """
 
     def __init__(
         self, view: View, scores: Ints, memory: Floats, most_score: int, most_memory: float, largest_node: int, barred: Bools
     ) -> None:
-        """``largest_node``: GPUs of it; ``barred``: running jobs that nobody may join."""
+        """``largest_node``: its GPUs; ``barred``: running jobs that no other may join."""
         self.view, self.scores, self.memory = view, scores, memory
         self.most_score, self.most_memory, self.largest_node = most_score, most_memory, largest_node
         self.gpus: dict[int, tuple[int, ...]] = {}  #: of jobs that the plan starts
         self.open = occupants(view) & ~barred & may_share(view) & (view.jobs.held == view.jobs.gpus_min)
         self.pairs = None if view.slowdowns is None else measured_scores(view.slowdowns) + measured_scores(view.slowdowns).T
-        self.bytes = np.full(len(view.jobs), np.inf)  #: of the smallest GPU that the job holds, inf when unknown
+        self.bytes = np.full(len(view.jobs), np.inf)  #: of the job's smallest GPU, inf when unknown
         owner = view.jobs.holder
         np.minimum.at(self.bytes, owner, self._bytes(view.jobs.alloc_gpus))
         self.open[owner[~view.gpus.usable[view.jobs.alloc_gpus]]] = False
@@ -94,13 +94,13 @@ class Sharing:
         return able
 
     def starts(self, row: int, gpus: tuple[int, ...]) -> None:
-        """A job that the plan starts alone may be joined as well."""
+        """A job that the plan starts alone may be joined, too."""
         self.gpus[row] = gpus
         self.open[row] = True
         self.bytes[row] = self._bytes(np.array(gpus)).min()
 
     def partner(self, row: int, among: Bools) -> int | None:
-        """Of the jobs ``among`` the one with the least sum of scores that ``row`` may join, the earliest of equals."""
+        """The job ``among`` these with the least sum of scores that ``row`` may join, the earliest of equals; None: there is none."""
         jobs, together = self.view.jobs, self._together(row)
         fits = self.open & among & (jobs.gpus_min == jobs.gpus_min[row])
         fits &= together <= self.most_score
@@ -114,7 +114,7 @@ class Sharing:
         return int(partners[np.argmin(together[partners])]) if len(partners) else None
 
     def refusal(self, row: int, among: Bools) -> Unpacked | None:
-        """Why `partner` finds nobody for ``row``, told of the first that it might have joined; None: it finds one, or may not share."""
+        """Why `partner` finds none for ``row``, by the first that it might have joined; None: it finds one, or may not share."""
         jobs, together = self.view.jobs, self._together(row)
         if int(jobs.gpus_min[row]) > self.largest_node or not may_share(self.view)[row] or self.partner(row, among) is not None:
             return None
@@ -132,7 +132,7 @@ class Sharing:
             return Unpacked(f"it and {{jobs}} would slow each other too much ({scores})", name)
         if among[other]:
             return Unpacked("the memory of a GPU does not hold it and {jobs}", name)
-        return Unpacked("{jobs} ends so much sooner that it would be slowed for all its life", name)
+        return Unpacked("{jobs} ends so much sooner that it would be slowed for its whole remaining time", name)
 
     def _together(self, row: int) -> Floats:
         """The sum of the scores of ``row`` and each job."""

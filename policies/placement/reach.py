@@ -1,4 +1,4 @@
-"""The room of a gang if the holders of GPUs went in the order of some level, the least first."""
+"""The room for a gang if the holders of GPUs left in the order of a level, the least first."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .cells import Free
 
 
 class Reach:
-    """The levels of all GPUs, sorted node by node, so that each further question is a look or two.
+    """The levels of all GPUs, sorted node by node, so that each further question is a quick look-up.
 
-    ``level`` is one a GPU, inf: out of reach; those that are ``free`` have none to overcome, and those that are not ``fitting`` (one a
-    GPU; None: all are) are out of reach, too.
+    ``level`` is one per GPU, inf: out of reach; ``free`` GPUs have level -inf, and GPUs that are not ``fitting`` (one per GPU; None: all
+    fit) are out of reach, too.
     """
 
     def __init__(self, free: Free, level: Floats, fitting: Bools | None) -> None:
@@ -27,7 +27,7 @@ class Reach:
         self._least: dict[int, float] = {}
 
     def least(self, n: int) -> float:
-        """The least level such that `Placement.find_soon` would find ``n`` GPUs if all up to it were given up; inf: there is none."""
+        """The least level such that `Placement.find_soon` would find ``n`` GPUs if all up to it left; inf: there is none."""
         if n not in self._least:
             self._least[n] = self._in_one_node(n) if n <= self._one_node else self._over_nodes(n)
         return self._least[n]

@@ -1,4 +1,4 @@
-"""Which jobs may be spread over nodes: those whose model has no tensor that dwarfs the others (Tiresias, NSDI 2019, sec. 3)."""
+"""Jobs that may be spread over nodes: their model has no tensor that dwarfs the others (Tiresias, NSDI 2019, sec. 3)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..contract import Bools, View
 
 
 def spreadable(view: View, pack_limit: float) -> Bools | None:
-    """Jobs whose largest tensor is at most ``pack_limit`` of the model; one of unknown skew is consolidated. None: nobody's is known."""
+    """Jobs whose largest tensor is at most ``pack_limit`` of the model; one of unknown skew is consolidated. None: no skew is known."""
     profile = view.jobs.profile
     if profile is None or not view.profiles:
         return None

@@ -1,4 +1,4 @@
-"""Victims for a gang that is to start: the fewest, weakest first."""
+"""Victims for the start of a gang: the fewest, weakest first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .reach import Reach
 
 
 def occupants(view: View) -> Bools:
-    """Running jobs, one row a job, that hold their GPUs alone: who shares a GPU frees nothing by leaving it."""
+    """Whether each job runs and holds its GPUs alone: one that shares a GPU frees none by leaving."""
     jobs = view.jobs
     alone: Bools = (jobs.phase == Phase.ACTIVE) & (jobs.held > 0)
     holders = np.bincount(jobs.alloc_gpus, minlength=1)
@@ -24,7 +24,7 @@ def occupants(view: View) -> Bools:
 
 
 def movable(view: View) -> Bools:
-    """Of these, one row a job, those that may be stopped now."""
+    """Whether each job is one of these and may be stopped now."""
     jobs = view.jobs
     return occupants(view) if jobs.protected is None else occupants(view) & ~jobs.protected
 
@@ -35,9 +35,9 @@ def displaceable(view: View, hold: Floats) -> Victims:
 
 
 def draining(view: View, weaker: Bools) -> Victims:
-    """Those of ``weaker`` jobs that may be stopped now or later, the soonest first.
+    """The ``weaker`` jobs that may be stopped now or later, the soonest first.
 
-    In this order what a gang waits for can only come sooner from tick to tick, however many jobs start elsewhere.
+    In this order the time for which a gang waits can only shrink from tick to tick, however many jobs start elsewhere.
     """
     jobs = view.jobs
     rows = (occupants(view) & weaker).nonzero()[0]
@@ -47,9 +47,9 @@ def draining(view: View, weaker: Bools) -> Victims:
 
 
 class Victims:
-    """Running jobs that are to go in the order of their ``level``, one a job, the most recently started first among equals.
+    """Running jobs to be stopped in the order of their ``level``, one per job, the most recently started first among equals.
 
-    inf: it stays, or has been displaced or kept for somebody. None of the others shares a GPU.
+    inf: it stays, or has been displaced, or its GPUs are kept for a job. None of the others shares a GPU.
     """
 
     def __init__(self, view: View, level: Floats) -> None:
@@ -66,7 +66,7 @@ class Victims:
         return cls(view, level)
 
     def _by_gpu(self, level: Floats) -> Floats:
-        """Levels of jobs as those of their GPUs; inf of all others."""
+        """Levels of jobs for their GPUs; inf for all other GPUs."""
         levels = np.full(self._pool, np.inf)
         levels[self.jobs.alloc_gpus] = level.repeat(self.jobs.held)
         return levels
@@ -79,9 +79,9 @@ class Victims:
         return owner
 
     def choose(self, placement: Placement, n: int, memory: float, claim: float, *, weakest: bool = False) -> list[int]:
-        """Rows of the victims that let a gang of ``n`` start, none of whom could be spared; [] when nothing helps.
+        """Rows of a minimal set of victims that let a gang of ``n`` start; [] if none does.
 
-        ``claim``: levels that it exceeds. ``weakest``: of the jobs of a node the weakest, wherever their GPUs are; else those on the
+        ``claim``: only lower levels are victims. ``weakest``: the weakest jobs of a node, wherever their GPUs are; else those on the
         GPUs that suit the gang best.
         """
         last = self.least(placement, n, memory)
@@ -97,7 +97,7 @@ class Victims:
         return doomed
 
     def least(self, placement: Placement, n: int, memory: float) -> float:
-        """The level up to which all have to go so that a gang of ``n`` can start; -inf: nobody has to, inf: not even all suffice."""
+        """The level up to which all have to leave for a start of a gang of ``n``; -inf: none has to, inf: not even all suffice."""
         version, reach = self._reaches.get(memory, (None, None))
         if reach is None or version != placement.version:
             reach = placement.reach(self.level_of_gpus, memory=memory)
@@ -105,12 +105,12 @@ class Victims:
         return reach.least(n)
 
     def target(self, placement: Placement, n: int, memory: float) -> tuple[int, ...] | None:
-        """The GPUs that a gang of ``n`` would get if the first that suffice went, or None when all do not."""
+        """The GPUs that a gang of ``n`` would get if the first sufficient victims left; None: not even all suffice."""
         last = self.least(placement, n, memory)
         return None if last == math.inf else self._target(placement, n, memory, last)
 
     def _target(self, placement: Placement, n: int, memory: float, last: float) -> tuple[int, ...]:
-        """The same where those up to level ``last`` have to go, of whom the equals of the last one may suffice in part."""
+        """The same if all below level ``last`` have to leave, and some of the equals at that level."""
         goes = self.level < last
         equals = self._in_order((self.level == last).nonzero()[0].tolist())
         if len(equals) > 1:
@@ -127,7 +127,7 @@ class Victims:
         self._goes(self._owners(target))
 
     def _fewest(self, placement: Placement, n: int, memory: float, goes: Bools, equals: list[int]) -> int:
-        """How many of ``equals``, in this order, have to go besides all who go before them."""
+        """The number of ``equals``, in this order, that have to leave in addition to all before them."""
         level = np.where(goes, -np.inf, np.inf)
         level[equals] = np.arange(len(equals))
         return int(placement.reach(self._by_gpu(level), memory=memory).least(n)) + 1
@@ -148,7 +148,7 @@ class Victims:
         self._reaches.clear()
 
     def _spare(self, placement: Placement, n: int, memory: float, doomed: list[int]) -> list[int]:
-        """Drop victims that are not needed, strongest first; what remains is minimal."""
+        """Drop victims that are not needed, strongest first; the remaining set is minimal."""
         held = self.jobs.held
         more = placement.free_soon() + int(held[doomed].sum()) - n  # GPUs at most that are not needed
         for row in reversed(doomed):

@@ -1,10 +1,10 @@
-"""Dividing GPUs among jobs that run on any of several numbers of them: how fast each is, who gets the next GPU, and where.
+"""Division of GPUs among jobs that run on any of several numbers of them: speeds, the next GPU, and placement.
 
-A round goes in three steps. `Pool` tells what may be divided anew: GPUs that are free, and those of running jobs that may be
-resized. A policy chooses a number of GPUs for each job, most by `water_fill`, which hands GPUs out one step after another to
-whom they help most; where every further GPU helps a job less than the one before, no other division of the GPUs is better.
-`pack` finds the GPUs: who keeps its number stays where it is, who shrinks keeps some of its own, and all others get buddy
-cells (`Placement`), the largest gangs first.
+A round has three steps. `Pool` has the GPUs to divide: free ones, and those of running jobs that may be resized. A policy
+chooses a number of GPUs for each job, most by `water_fill`, which hands out GPUs step by step to the job that gains most; if
+every further GPU helps a job less than the one before, no other division is better. `pack` finds the GPUs: a job that keeps
+its number stays in place, one that shrinks keeps some of its own, and all others get buddy cells (`Placement`), the largest
+gangs first.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _OfMemory(Protocol):
 
 
 class Pool:
-    """Jobs and GPUs of a view that a round may divide anew; everything else stays as it is.
+    """Jobs and GPUs of a view that a round may divide anew; all others stay as they are.
 
     A running job may be resized unless the engine protects it, it shares its GPUs, or one of them is out of use.
     """
@@ -39,11 +39,11 @@ class Pool:
         self.view, self.jobs = view, jobs
         self.placement = Placement(view)
         self.held = jobs.held
-        self._memory = np.unique(jobs.asks, return_inverse=True)  #: amounts that jobs ask for, and which of them is whose
+        self._memory = np.unique(jobs.asks, return_inverse=True)  #: amounts that jobs ask for, and the place of each job's
         self.most: Ints = np.minimum(jobs.gpus_max, self._of_each(self.placement.capacity))
         self.node = self._of_each(self.placement.largest_node)  #: GPUs up to which a gang is on one node
         self.possible: Bools = jobs.gpus_min <= self.most
-        self.alone = occupants(view)  #: running jobs that share their GPUs with nobody
+        self.alone = occupants(view)  #: running jobs that do not share their GPUs
         self.resizable: Bools = self._resizable()
         pending = jobs.phase == Phase.PENDING
         #: rows of the jobs that get a number of GPUs in this round, in the order of their submission
@@ -53,7 +53,7 @@ class Pool:
         self.budget = self.placement.free_soon() + int(self.held[self.resizable].sum())
 
     def _of_each(self, number: _OfMemory) -> Ints:
-        """What ``number`` is of the GPUs that each job can use."""
+        """``number`` for the GPUs that each job can use."""
         amounts, which = self._memory
         return np.array([number(memory=amount) for amount in amounts.tolist()], dtype=np.int64)[which]
 
@@ -69,13 +69,13 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Numbers of GPUs that a job may be given, ascending from ``gpus_min``, and its speed on each."""
+    """Possible numbers of GPUs of a job, ascending from ``gpus_min``, and its speed on each."""
 
     gpus: Ints
-    speed: Floats  #: work of ``gpus_min`` GPUs a second, if not goodput
+    speed: Floats  #: work per second in that of ``gpus_min`` GPUs, or goodput
 
     def fewer(self, n: int) -> int:
-        """The number of GPUs to have instead of ``n``, 0: none. The fastest of those, as more may be slower that take another node."""
+        """The next smaller number to ``n``, 0: none. It is the fastest of them, as more GPUs on a further node may be slower."""
         below = int(np.searchsorted(self.gpus, n))
         return int(self.gpus[below - 1 - self.speed[:below][::-1].argmax()]) if below else 0
 
@@ -83,8 +83,8 @@ class Curve:
 class Curves:
     """Speed curves of jobs, kept between rounds: jobs of one profile and size share theirs.
 
-    Speeds are those on as few nodes as possible, where `Placement` puts every gang: on one as long as one can hold it. A job
-    without a throughput table is taken to gain nothing from more than it needs, so it gets no more.
+    Speeds are those on as few nodes as possible, as `Placement` puts every gang: on one if one can hold it. A job without a
+    throughput table is assumed to gain nothing from further GPUs, so it gets none.
     """
 
     def __init__(self, *, doubling: bool = False, rising: bool = False) -> None:
@@ -110,14 +110,14 @@ class Curves:
         throughput = self._profiles[profile].throughput if profile >= 0 else None
         if throughput is None:
             return Curve(np.array([least]), np.ones(1))
-        gpus = sizes(least, max(least, most), self._doubling)  # a running job may hold GPUs of which nobody knows whether they suit it
+        gpus = sizes(least, max(least, most), self._doubling)  # a running job may hold GPUs of unknown memory
         rates = np.array([throughput.consolidated(n, node) for n in gpus.tolist()])
         curve = Curve(gpus, rates / rates[0])
         return _rising(curve) if self._rising else curve
 
 
 def _rising(curve: Curve) -> Curve:
-    """Without numbers of GPUs that are no faster than fewer."""
+    """The curve without numbers of GPUs that are no faster than fewer."""
     faster = np.append(True, curve.speed[1:] > np.maximum.accumulate(curve.speed)[:-1])
     return Curve(curve.gpus[faster], curve.speed[faster])
 
@@ -130,7 +130,7 @@ def sizes(least: int, most: int, doubling: bool) -> Ints:
 
 
 def start(rows: Ints, least: Ints, budget: int) -> tuple[list[int], int]:
-    """Those of ``rows`` that get the least they need, in order, and what is left; who does not fit is passed over."""
+    """Those of ``rows`` that get their least number, in order, and the remaining GPUs; one that does not fit is passed over."""
     started: list[int] = []
     need = least[rows]
     smallest = np.minimum.accumulate(need[::-1])[::-1].tolist()  # of those still to come
@@ -144,11 +144,11 @@ def start(rows: Ints, least: Ints, budget: int) -> tuple[list[int], int]:
 
 
 def water_fill(gpus: Sequence[Ints], worth: Sequence[Floats], at: Sequence[int], budget: int, *, look_ahead: int = 1) -> list[int]:
-    """Raise each job from option ``at[i]`` as long as it gains anything and GPUs are left; the option that each ends at.
+    """Raise each job from option ``at[i]`` while there is a gain and GPUs are left; returns the final options.
 
-    ``gpus[i]`` are the options of job ``i``, ascending, ``worth[i]`` what each is worth. The step that gains most a GPU goes
-    first, among equals that of the first job. With ``look_ahead`` a step may span several options, which gets over numbers
-    of GPUs that gain nothing by themselves (a fifth GPU on another node).
+    ``gpus[i]`` are the options of job ``i``, ascending, ``worth[i]`` their values. The step with the largest gain per GPU goes
+    first, among equals that of the first job. With ``look_ahead`` a step may span several options, to skip numbers of GPUs
+    without a gain of their own (a fifth GPU on another node).
     """
     ends = list(at)
     heap = [entry for i, option in enumerate(ends) if (entry := _best_step(i, gpus[i], worth[i], option, budget, look_ahead))]
@@ -165,7 +165,7 @@ def water_fill(gpus: Sequence[Ints], worth: Sequence[Floats], at: Sequence[int],
 
 
 def _best_step(i: int, gpus: Ints, worth: Floats, option: int, budget: int, look_ahead: int) -> tuple[float, int, int] | None:
-    """(negative gain a GPU, job, option) of the best affordable step of a job, None when none gains anything."""
+    """(negative gain per GPU, job, option) of the best affordable step of a job; None: no step gains."""
     last = min(option + look_ahead, len(gpus) - 1)
     best, target = 0.0, option
     for other in range(option + 1, last + 1):
@@ -178,17 +178,17 @@ def _best_step(i: int, gpus: Ints, worth: Floats, option: int, budget: int, look
     return None if target == option else (-best, i, target)
 
 
-Smaller = Callable[[int, int], int]  #: the next smaller number of GPUs that a row may have instead of so many, 0: none
+Smaller = Callable[[int, int], int]  #: the next smaller number of GPUs for a row, 0: none
 
 
 def pack(
     pool: Pool, wanted: Mapping[int, int], smaller: Smaller, *, migrate: bool = True, insist: bool = False
 ) -> dict[int, tuple[int, ...]]:
-    """GPUs for the number that each row is to have; a row that is not in ``wanted`` gets none.
+    """GPUs for the wanted number of each row; a row that is not in ``wanted`` gets none.
 
-    A gang that finds no room that is consolidated enough may, with ``migrate``, push smaller ones elsewhere. It does so where
-    these find as much room again, or if it ``insists``; on the least that it needs it always does, for else it might wait for
-    ever in a pool of scattered small gangs. If nothing helps it makes do with a ``smaller`` number of GPUs.
+    A gang without consolidated room may, with ``migrate``, push smaller ones elsewhere. It does so if these find the same
+    room elsewhere, or if it ``insists``; for its least number it always does, as it might otherwise wait for ever in a pool of
+    scattered small gangs. If nothing helps it takes a ``smaller`` number of GPUs.
     """
     packing = _Packing(pool, wanted, smaller, migrate, insist)
     packing.run()
@@ -196,7 +196,7 @@ def pack(
 
 
 class _Packing:
-    """Nobody is placed on GPUs of a running job before that job has been dealt with, so no two wait for each other's."""
+    """A running job is placed before others get its GPUs, so no two jobs wait for each other's."""
 
     def __init__(self, pool: Pool, wanted: Mapping[int, int], smaller: Smaller, migrate: bool, insist: bool) -> None:
         self.pool, self.wanted, self.smaller, self.migrate, self.insist = pool, wanted, smaller, migrate, insist
@@ -292,7 +292,7 @@ class _Packing:
         return bool(chosen)
 
     def _fits_elsewhere(self, n: int, memory: float, chosen: Sequence[int]) -> bool:
-        """Whether the gang and all whom it pushes find room, in the order in which they will be placed."""
+        """Whether the gang and all jobs that it pushes find room, in their order of placement."""
         pool, trial = self.pool, self.placement.copy()
         for row in chosen:
             trial.release_soon(pool.jobs.allocation(row).tolist())
@@ -305,13 +305,13 @@ class _Packing:
         return True
 
 
-REJECTED = Reason("rejected", "cannot end by its deadline on what the jobs that were admitted before it leave, so it was not admitted")
+REJECTED = Reason("rejected", "cannot end by its deadline on the GPUs that the jobs admitted before it leave, so it was not admitted")
 NEXT_ROUND = Reason("round", "waits for the next round, in which the GPUs are divided anew")
 
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """Who gets what, by job (id); it does not change when rows do."""
+    """GPUs by job (id), so it stays valid when rows change."""
 
     given: Mapping[int, tuple[int, ...]]
     order: Sequence[int]  #: all that get GPUs or wait, first served first
@@ -319,21 +319,20 @@ class Division:
     rejected: Sequence[int] = ()  #: jobs of ``order`` whose deadline is given up
 
 
-ROUND_KEY = "round"  #: the key of a policy's memory under which `in_round` finds what `begin` has put there
+ROUND_KEY = "round"  #: the key of a policy's memory with which `begin` stores a division and `in_round` finds it
 
 
 def in_round(view: View, seconds: float) -> Plan | None:
-    """The plan of the round of so many seconds that goes on, None: a new one begins.
+    """The plan of the current round of so many seconds; None: a new one begins.
 
-    A division stands for a round: who is asked between rounds repeats it, with new jobs waiting. So jobs that were stopped to be resized
-    start where they were meant to, whatever the others did meanwhile, and a plan that is carried out step by step is not thrown over
-    half-way. Nothing is lost with the policy's memory: a round then begins early. Rounds of 0 s last
-    until what they stop has stopped.
+    A division holds for a round: between rounds the policy repeats it, while new jobs wait. So jobs stopped for a resize start on
+    their planned GPUs, whatever others did meanwhile, and a plan is not changed while it is carried out. If the policy's memory is
+    lost, a round just begins early. Rounds of 0 s last until the jobs that they stop have stopped.
     """
     standing = (view.memory or {}).get(ROUND_KEY)
     if standing is None or view.now < standing["began"]:
         return None
-    # A multiple of the length may come out a last digit too low.
+    # A multiple of the length may be slightly too low by rounding.
     goes_on = view.now < standing["began"] + seconds - AT_ONCE
     if not goes_on and not (seconds == 0 and _is_half_way(view, standing)):
         return None
@@ -341,7 +340,7 @@ def in_round(view: View, seconds: float) -> Plan | None:
 
 
 def _is_half_way(view: View, standing: Mapping[str, Any]) -> bool:
-    """Whether jobs are still stopping for a division, or have just stopped and are to start where it has them."""
+    """Whether jobs are still stopping for a division, or have just stopped and are to start on its GPUs."""
     jobs = view.jobs
     if (jobs.phase == Phase.STOPPING).any():
         return True
@@ -350,7 +349,7 @@ def _is_half_way(view: View, standing: Mapping[str, Any]) -> bool:
 
 
 def begin(pool: Pool, division: Division, **memory: Any) -> Plan:
-    """The plan of a division with which a round begins. ``memory``: what else the policy keeps in mind."""
+    """The plan of a division with which a round begins. ``memory``: the policy's further state."""
     standing = {"began": pool.view.now, **_to_json(division, pool.view.gpus)}
     return replace(decide(pool, division), memory={ROUND_KEY: standing, **memory})
 
@@ -365,7 +364,7 @@ def _to_json(division: Division, gpus: Gpus) -> dict[str, Any]:
 
 
 def _from_json(standing: Mapping[str, Any], gpus: Gpus) -> Division:
-    """Without the allocations of whom a GPU has left the pool since."""
+    """The division, without allocations of which a GPU has left the pool since."""
     row_of = {name: row for row, name in enumerate(gpus.id.tolist())}
     return Division(
         {job: tuple(row_of[name] for name in names) for job, names in standing["given"] if all(name in row_of for name in names)},
@@ -394,7 +393,7 @@ def divide(
 
 
 def decide(pool: Pool, division: Division) -> Plan:
-    """The plan of a division, as far as it can still be had. A running job that it does not name stays as it is."""
+    """The plan of a division, as far as it is still possible. A running job that it does not name stays as it is."""
     jobs = pool.jobs
     row_of = {job: row for row, job in enumerate(jobs.id.tolist())}
     known = [row_of[job] for job in division.order if job in row_of]
@@ -416,7 +415,7 @@ def decide(pool: Pool, division: Division) -> Plan:
 
 
 def _still_free(pool: Pool, division: Division, order: Ints) -> dict[int, tuple[int, ...]]:
-    """GPUs of each row, without those that somebody else holds for good or that have gone out of use."""
+    """GPUs of each row, without those that another job keeps or that have gone out of use."""
     jobs, usable, named = pool.jobs, pool.view.gpus.usable, frozenset(division.order)
     taken = np.zeros(len(usable), dtype=bool)
     fixed = (jobs.phase == Phase.ACTIVE) & ~pool.resizable
@@ -435,7 +434,7 @@ def _still_free(pool: Pool, division: Division, order: Ints) -> dict[int, tuple[
 
 
 def _unserved(pool: Pool, given: Mapping[int, tuple[int, ...]], order: Ints) -> Ints:
-    """All that wait or are to wait, in order of service, those that can never start last."""
+    """All present and future waiting jobs, in order of service; those that can never start come last."""
     rows = np.concatenate([order, pool.impossible])
     stays = (pool.jobs.phase == Phase.ACTIVE) & ~pool.resizable  # protected: it keeps what it holds
     unserved: Ints = rows[~np.isin(rows, list(given)) & ~stays[rows]]

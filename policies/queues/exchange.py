@@ -1,4 +1,4 @@
-"""Improving a division of GPUs by handing some from one job to another, while that helps."""
+"""Improves a division of GPUs by moving some from one job to another, while that helps."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import numpy as np
 
 from ..contract import Floats, Ints
 
-_ENOUGH = 1e-9  #: a smaller improvement is none
+_ENOUGH = 1e-9  #: least improvement
 
 Step = list[tuple[int, int]]  #: jobs with their new numbers of GPUs
 
 
 def exchange(worth: Floats, begin: Ints, budget: int) -> Ints:
-    """A division that no job can leave, alone or together with one other, so that the sum of ``worth`` rises.
+    """A division from which no change of one job, or of two together, raises the sum of ``worth``.
 
-    ``worth[i, n]`` is what ``n`` GPUs are worth to job ``i``, -inf where it cannot run on them; ``begin`` are the GPUs that the
-    search starts from. The best step goes first: a job that takes free GPUs, that gives some back, or that takes some of
-    which one other gives what is lacking. The sum rises with every step, so the search ends.
+    ``worth[i, n]`` is the worth of ``n`` GPUs to job ``i``, -inf if it cannot run on them; ``begin`` are the GPUs at the start of
+    the search. The best step goes first: a job takes free GPUs, gives some back, or takes some of which one other job gives the
+    missing ones. The sum rises with every step, so the search ends.
     """
     search = _Search(worth, begin, budget)
     while step := search.best_step():
@@ -28,7 +28,7 @@ class _Search:
     def __init__(self, worth: Floats, begin: Ints, budget: int) -> None:
         self.worth, self.division, self.left = worth, begin.copy(), budget - int(begin.sum())
         jobs, columns = worth.shape
-        #: what each job (row) gains by 1, 2, … GPUs more, and by as many fewer
+        #: each job's (row's) gain by 1, 2, … GPUs more, and by so many fewer
         self.taking, self.giving = np.full((jobs, columns), -np.inf), np.full((jobs, columns), -np.inf)
         for job in range(jobs):
             self._look(job)
@@ -47,7 +47,7 @@ class _Search:
             self._look(job)
 
     def best_step(self) -> Step:
-        """The step that gains most, [] when none gains anything."""
+        """The step with the largest gain; [] if none gains."""
         jobs, columns = self.worth.shape
         if not jobs:
             return []
@@ -69,7 +69,7 @@ class _Search:
 
 
 def _two_best(change: Floats) -> list[list[tuple[int, float]]]:
-    """For each column the two rows with the largest entries: whoever the partner is, one of them is another job."""
+    """For each column the two rows with the largest entries: one of them is always another job than the partner."""
     columns = np.arange(change.shape[1])
     first = change.argmax(axis=0)
     most = change[first, columns]

@@ -8,12 +8,12 @@ from ..contract import Floats, Jobs
 
 
 def finish_time_fairness(jobs: Jobs, now: float, gpus: int, remaining: Floats) -> Floats:
-    """rho = T_sh / T_id of each job; more than 1 is worse than a fair share.
+    """rho = T_sh / T_id of each job; above 1 it is worse than a fair share.
 
-    T_sh is the time from submission to the end if the job had its gang from now on, so it grows while the job waits. (As things are it
-    is infinite for who holds nothing, which does not tell those who wait apart.) T_id is the time alone on 1/N of the ``gpus`` of the
-    pool, N jobs being in the view now: on fewer GPUs than its gang a job has the gang's GPUs a part of the time. The paper
-    averages N over the job's life, which the view does not tell.
+    T_sh is the time from submission to the end if the job had its gang from now on, so it grows while the job waits. (Strictly it is
+    infinite for jobs without GPUs, which would not distinguish waiting jobs.) T_id is the time alone on 1/N of the ``gpus`` of the
+    pool, with N jobs in the view now: on fewer GPUs than its gang a job has the gang's GPUs a part of the time. The paper averages
+    N over the job's life, which the view does not have.
     """
     shared = np.maximum(now - jobs.submitted_at, 0.0) + remaining
     share = gpus / max(len(jobs), 1)

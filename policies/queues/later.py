@@ -1,4 +1,4 @@
-"""Reasons that are worked out only when somebody looks: a simulation of a million decisions shows none."""
+"""Reasons that are computed when they are read: a simulation of a million decisions shows none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Later(Sequence[T_co]):
-    """The sequence that ``make`` gives, made at the first look."""
+    """The sequence of ``make``, made at the first read."""
 
     def __init__(self, make: Callable[[], Sequence[T_co]]) -> None:
         self._make = make

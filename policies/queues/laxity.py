@@ -1,4 +1,4 @@
-"""Deadlines of many jobs at once: the next that can be met, laxity, rewards.
+"""Deadlines of many jobs at once: the next possible one, laxity, rewards.
 
 A job has its deadlines as tiers, earliest first, each with the reward for an end by then (002 ch. 5.3.1); a strict
 deadline is one tier. Every function has one row a job and no loop over jobs.
@@ -14,13 +14,13 @@ from ..contract import Bools, Demand, Floats, Ints, Jobs
 
 
 def has_deadline(jobs: Jobs) -> Bools:
-    """SLO jobs: who asks for a deadline and names one."""
+    """SLO jobs: those that ask for a deadline and name one."""
     slo: Bools = (jobs.demand != Demand.BEST_EFFORT) & (np.diff(jobs.tier_start) > 0)
     return slo
 
 
 def next_deadline(jobs: Jobs, finish: float | Floats) -> Floats:
-    """The first deadline that an end at ``finish`` meets, inf where it meets none (or the job has none)."""
+    """The first deadline that an end at ``finish`` meets; inf if it meets none (or the job has none)."""
     tier, met = _first_met(jobs, finish)
     deadline = np.full(len(jobs), np.inf)
     deadline[met] = jobs.tier_deadline[tier[met]]
@@ -28,7 +28,7 @@ def next_deadline(jobs: Jobs, finish: float | Floats) -> Floats:
 
 
 def reward(jobs: Jobs, finish: float | Floats) -> Floats:
-    """What an end at ``finish`` earns; 0 after the last deadline and for best effort."""
+    """The reward of an end at ``finish``; 0 after the last deadline and for best effort."""
     tier, met = _first_met(jobs, finish)
     earned = np.zeros(len(jobs))
     earned[met] = jobs.tier_reward[tier[met]]

@@ -1,6 +1,6 @@
-"""Discretised queues (Tiresias, NSDI 2019, sec. 3; 002 ch. 6.6.3): a job sinks as it is served and is lifted when it starves.
+"""Discretised queues (Tiresias, NSDI 2019, sec. 3; 002 ch. 6.6.3): a job sinks as it is served, and is lifted when it starves.
 
-Everything is read from the view, so a decision is the same whoever made the one before it, and a replay makes it again.
+All inputs come from the view, so a decision does not depend on who made the last one, and a replay repeats it.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ import numpy as np
 from ..arrays import among
 from ..contract import Bools, Floats, Ints, Jobs, Phase, Plan
 
-AT_ONCE = 1e-3  #: seconds; sums of times miss a threshold by less than this, so what is so close to it has reached it
+AT_ONCE = 1e-3  #: seconds; sums of times miss a threshold by less than this, so a value so close has reached it
 
 
 def service_rate(jobs: Jobs) -> Floats:
-    """GPU-seconds a second with which a job is served, or would be."""
+    """GPU-seconds per second of a job's service while it runs."""
     held = jobs.held
     return np.where(held > 0, held, jobs.gpus_min).astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where jobs stand, one row a job."""
+    """The jobs' places in the queues, one row per job."""
 
     level: Floats  #: service that counts for the queue, in the unit of the thresholds
-    rate: Floats  #: how fast the level of a job grows while it runs
+    rate: Floats  #: growth of a job's level per second while it runs
     queue: Ints  #: 0 is the highest
-    starving: Bools  #: has waited too long for what it was given, so it is in the highest queue
+    starving: Bools  #: has waited too long for its service, so it is in the highest queue
 
 
 class Queues:
     """``len(thresholds) + 1`` queues: a job whose level has reached ``thresholds[k]`` is below queue ``k``.
 
-    A job that has waited ``starve_limit`` times as long as it has run is lifted to the highest queue; for as long as the lease
-    lasts that it gets there, its service is counted from the start of that lease. 0: nobody is lifted. (Gu et al., sec. 3, count
-    both from when it was last lifted, and not the wait before the first start; the view tells only the sums over its life.)
+    A job that has waited ``starve_limit`` times as long as it has run is lifted to the highest queue; during the lease that it
+    gets there, its service counts from the start of that lease. 0: no job is lifted. (Gu et al., sec. 3, count both from its
+    last lift, without the wait before the first start; the view has only the sums over its life.)
     """
 
     def __init__(self, thresholds: Sequence[float], starve_limit: float = 0.0) -> None:
@@ -60,21 +60,21 @@ class Queues:
             anew = np.where(jobs.phase == Phase.ACTIVE, jobs.lease_time * rate, 0.0)
             level = np.where(lifted, np.minimum(anew, level), level)
         reached = np.searchsorted(self.thresholds, level + AT_ONCE * rate, side="right")
-        # A running job that would starve the moment it was stopped is not let sink: it would come back at once.
+        # A running job that would starve as soon as it was stopped does not sink: it would come back at once.
         queue = np.where(starving, 0, reached)
         return Standing(level, rate, queue, starving)
 
     def room(self, standing: Standing) -> Floats:
-        """How much service is left to each job until it sinks, inf in the last queue."""
+        """The service left to each job until it sinks; inf in the last queue."""
         room: Floats = self._ceiling[standing.queue] - standing.level
         return room
 
     def next_change(self, jobs: Jobs, now: float, standing: Standing, plan: Plan) -> float:
-        """Seconds until a job that runs by ``plan`` sinks to where one that waits can displace it, or one is lifted; inf: never."""
+        """Seconds until a running job of ``plan`` sinks so far that a waiting one can displace it, or one is lifted; inf: never."""
         runs, waits = after(jobs, plan)
         if not waits.any():
             return math.inf
-        # Who sinks into a queue above all that wait gives way to nobody.
+        # A job that sinks into a queue above all waiting ones gives way to none.
         leaves = np.maximum(standing.queue, standing.queue[waits].min() - 1)
         sinks = runs & ~standing.starving
         left = (self._ceiling[leaves[sinks]] - standing.level[sinks]) / standing.rate[sinks]
@@ -88,15 +88,15 @@ class Queues:
 
 
 def waking(plan: Plan, now: float, wait: float) -> Plan:
-    """The plan, to be made anew in ``wait`` seconds, which is when time next changes whose turn it is; inf: never.
+    """The plan, to be made anew in ``wait`` seconds, when time alone next changes a turn; inf: never.
 
-    Microseconds are enough, and whoever works the moment out again later, from sums of other times, comes to the same.
+    The time is rounded to microseconds, so that a later computation, from sums of other times, gives the same.
     """
     return replace(plan, wake_at=round(now + max(wait, AT_ONCE), 6) if math.isfinite(wait) else None)
 
 
 def after(jobs: Jobs, plan: Plan) -> tuple[Bools, Bools]:
-    """Who runs and who waits when a plan that names only changes has been carried out."""
+    """The running and the waiting jobs after a plan that names only changes."""
     runs = jobs.phase == Phase.ACTIVE
     if plan.preempt:
         runs &= ~among(jobs.id, plan.preempt)
@@ -106,7 +106,7 @@ def after(jobs: Jobs, plan: Plan) -> tuple[Bools, Bools]:
 
 
 def ranks(values: Floats) -> Floats:
-    """Position of each value in ascending order, from 0; equals in the order in which they stand."""
+    """Position of each value in ascending order, from 0; equals keep their order."""
     return ranks_of(np.argsort(values, kind="stable")).astype(np.float64)
 
 

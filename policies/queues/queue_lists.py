@@ -1,11 +1,11 @@
-"""The list of each queue, as the program published with Tiresias keeps it: in what order the jobs of a queue are served.
+"""The list of each queue, as in the program published with Tiresias: the order of service within a queue.
 
-Who comes to a queue goes to the end of its list, and after each decision those that run stand before those that wait. So a job that was
-displaced goes before all that waited in its queue, and who runs gives way to nobody of its own queue; but who has just sunk stands behind
-all that wait there. Where a guard of the engine keeps it running nevertheless, it stays there until it may be stopped.
+A new job of a queue goes to the end of its list, and after each decision running jobs stand before waiting ones. So a displaced job goes
+before all that waited in its queue, and a running job gives way to none of its own queue; but a job that has just sunk stands behind
+all waiting ones there. If a guard of the engine keeps it running, it stays there until it may be stopped.
 
-The lists go out with a plan in `Plan.memory` and come back with the next view, so simulations, forecasts and a daemon that was started
-again decide alike. A policy is not asked while nobody waits; when jobs sank meanwhile follows from the service of their present leases.
+The lists go out with a plan in `Plan.memory` and come back with the next view, so simulations, forecasts and a restarted daemon decide
+alike. A policy is not asked while no job waits; the times at which jobs sank meanwhile follow from the service of their present leases.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ import numpy as np
 from ..contract import Bools, Floats, Ints, Jobs, Memory, Phase
 from .levels import AT_ONCE, Standing, ranks_of
 
-MOST_LISTED_JOBS = 50_000  #: jobs that are kept, the first of the highest queues: of the longest numbers they are less than 1 MiB
+MOST_LISTED_JOBS = 50_000  #: jobs kept, the first of the highest queues: with the longest numbers less than 1 MiB
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Lists as they were kept, one behind the other. Of a job that stands in them twice the first place counts."""
+    """The kept lists, one behind the other. If a job is in them twice, its first place counts."""
 
     job: Ints
     queue: Ints
-    runs: Bools  #: stands with those that run
+    runs: Bools  #: is among the running ones
     _ascending: Ints = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_ascending", np.argsort(self.job, kind="stable"))
 
     def place(self, jobs: Ints) -> Ints:
-        """Where each of ``jobs`` stands, -1: nowhere."""
+        """The place of each of ``jobs``; -1: none."""
         if not len(self.job):
             return np.full(len(jobs), -1, dtype=np.int64)
         found = self._ascending[np.minimum(np.searchsorted(self.job, jobs, sorter=self._ascending), len(self.job) - 1)]
@@ -45,7 +45,7 @@ class Kept:
         return all(map(np.array_equal, (self.job, self.queue, self.runs), (other.job, other.queue, other.runs)))
 
     def written(self) -> list[str]:
-        """A text for each queue: those that run, a bar, those that wait; numbers that follow each other are one range: ``7|1 3-5``."""
+        """A text for each queue: running jobs, a bar, waiting jobs; consecutive numbers are one range: ``7|1 3-5``."""
         part = 2 * self.queue + ~self.runs
         begins = np.ones(len(part), dtype=bool)
         begins[1:] = (part[1:] != part[:-1]) | (self.job[1:] != self.job[:-1] + 1)
@@ -63,21 +63,21 @@ NOTHING = Kept(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zero
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The lists of a view, a row a job."""
+    """The lists of a view, a row per job."""
 
-    at: Floats  #: from 0 to 1, in the order of the lists: those of one queue compare
-    settled: Bools  #: runs, and gives way to nobody of its queue; False: it waits, or has sunk and was to give way since
+    at: Floats  #: from 0 to 1, in the order of the lists; comparable within one queue
+    settled: Bools  #: runs, and gives way to none of its queue; False: it waits, or has sunk and is to give way since
 
 
 class QueueLists:
-    """``rule``: what decides in which queue a job stands. Where that has changed, nobody has sunk."""
+    """``rule``: determines a job's queue. If it has changed, no job counts as sunk."""
 
     def __init__(self, rule: list[float]) -> None:
         self._rule = rule
-        self._read: tuple[Any, Kept] = None, NOTHING  #: the texts that were read or written last, and what they say
+        self._read: tuple[Any, Kept] = None, NOTHING  #: the texts last read or written, and their lists
 
     def order(self, jobs: Jobs, now: float, standing: Standing, floor: Floats, memory: Memory) -> Order:
-        """``floor``: the level at which each queue begins. ``memory``: what the decision before has kept."""
+        """``floor``: the level at which each queue begins. ``memory``: the state of the last decision."""
         kept, same_rule = self._kept(memory)
         at = kept.place(jobs.id)
         new = at < 0
@@ -92,7 +92,7 @@ class QueueLists:
         return Order(at / (len(kept.job) + len(jobs)), settled & (jobs.phase == Phase.ACTIVE))
 
     def memory(self, jobs: Jobs, standing: Standing, order: Order, runs: Bools, before: Memory) -> Memory:
-        """What is to be kept where ``runs`` run after the decision; ``before`` itself where nothing is new."""
+        """The state to keep if ``runs`` run after the decision; ``before`` itself if nothing is new."""
         if jobs.protected is not None:
             runs = runs & ~(jobs.protected & ~order.settled & (jobs.phase == Phase.ACTIVE))
         rows = np.argsort(standing.queue + 0.5 * (~runs + order.at))[:MOST_LISTED_JOBS]
@@ -105,7 +105,7 @@ class QueueLists:
         return {"lists": texts, "rule": self._rule}
 
     def _kept(self, memory: Memory) -> tuple[Kept, bool]:
-        """The lists, and whether they are by the same rule. Nothing where it is something else, as an earlier version kept."""
+        """The lists, and whether they are by the same rule; empty if the memory has another form, as of an earlier version."""
         if not isinstance(memory, Mapping):
             return NOTHING, False
         texts = memory.get("lists")
@@ -115,8 +115,8 @@ class QueueLists:
 
 
 def _entered(jobs: Jobs, now: float, standing: Standing, floor: Floats, new: Bools, rows: Ints) -> Floats:
-    """When each of ``rows`` came to its queue: a new one when it was submitted, one that waits now, as it is lifted, and one that holds
-    GPUs within its lease."""
+    """The time at which each of ``rows`` came to its queue: a new one at its submission, a waiting one now, by a lift, and one with GPUs
+    within its lease."""
     since = (standing.level[rows] - np.maximum(floor[standing.queue[rows]], 0.0)) / standing.rate[rows]
     sank = np.clip(now - since, now - jobs.lease_time[rows], now)
     return np.where(jobs.held[rows] > 0, sank, np.where(new[rows], jobs.submitted_at[rows], now))
@@ -141,7 +141,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _read(texts: Any) -> Kept:
-    """The lists of such texts, one a queue; nothing where they are anything else."""
+    """The lists of such texts, one per queue; empty if they are not such texts."""
     jobs: list[int] = []
     queue: list[int] = []
     runs: list[bool] = []

@@ -1,4 +1,4 @@
-"""Why jobs wait, in words that do not move from tick to tick, so that nothing is written while nothing changes."""
+"""Why jobs wait, in words that stay the same from tick to tick, so that there are no writes without changes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Why(IntEnum):
 
 
 def waiting(jobs: Jobs, rows: Ints, why: Ints, placement: Placement, displaceable: str = "") -> list[Waiting]:
-    """``rows`` in order of service, grouped by reason; ``displaceable`` names whom they may displace, if anybody."""
-    # What the sentence depends on: behind others, the size of the gang does not matter.
+    """``rows`` in order of service, grouped by reason; ``displaceable`` names the jobs that they may displace, if any."""
+    # The inputs of the sentence: behind others, the size of the gang does not matter.
     sized = why != Why.BEHIND
     n = jobs.gpus_min[rows] * sized
     memories, memory = np.unique(jobs.asks[rows] * sized, return_inverse=True)
@@ -33,7 +33,7 @@ def waiting(jobs: Jobs, rows: Ints, why: Ints, placement: Placement, displaceabl
 
 
 def lacking(view: View, rows: Ints, placement: Placement, blocks: int | None = None) -> list[Waiting]:
-    """The same for ``rows`` that were each looked at and found no GPUs: now, or ever. Behind ``blocks``, one of them, none was."""
+    """The same for ``rows`` that were each tried and found no GPUs, now or ever. Rows behind ``blocks``, one of them, were not tried."""
     memories, which = np.unique(view.jobs.asks[rows], return_inverse=True)
     capacity = np.array([placement.capacity(memory=memory) for memory in memories.tolist()], dtype=np.int64)
     never = Why.IMPOSSIBLE if len(view.gpus) else Why.NO_GPUS
@@ -45,7 +45,7 @@ def lacking(view: View, rows: Ints, placement: Placement, blocks: int | None = N
 
 
 def why_unserved(queue: Ints, impossible: Ints, never: Why, claim: Floats, blocking: bool) -> Ints:
-    """Why each row of ``queue`` (all that wait, in order of service) waits, as a look at each of them would find."""
+    """Why each row of ``queue`` (all waiting jobs, in order of service) waits, as if each had been tried."""
     why = np.full(len(queue), Why.RESOURCES, dtype=np.int64)
     hopeless = np.isin(queue, impossible)
     why[hopeless] = never
@@ -83,7 +83,7 @@ def size_words(memory: int) -> str:
 
 
 def _lacking(n: int, memory: int, placement: Placement, displaceable: str) -> str:
-    """What stands in the way of a gang that the pool could hold."""
+    """The obstacle for a gang that the pool could hold."""
     if not placement.could_fit(n, memory=memory):
         usable, capacity = placement.usable(memory=memory), placement.capacity(memory=memory)
         pool = f"{usable} of the pool's {capacity} GPU{'s' if capacity > 1 else ''} may be given now"

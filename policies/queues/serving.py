@@ -1,12 +1,12 @@
-"""Serve gangs in an order, with or without preemption: what all policies of rigid jobs have in common.
+"""Serves gangs in an order, with or without preemption: the common part of all policies of rigid jobs.
 
-Running jobs stay where they are. Waiting jobs are looked at in order of service; one that fits on GPUs that
-are free, or will be when what is stopping has stopped, gets them. One that does not may displace running jobs
-whose claim is weaker: the weakest that suffice and no more, and only when that lets it start. A displaced
-job takes its place in the order and may go on elsewhere. Every gang gets ``gpus_min`` GPUs; growing towards
-``gpus_max`` is left to the elastic policies.
+Running jobs stay in place. Waiting jobs are tried in order of service; one that fits on GPUs that are free, or
+will be when stopping jobs have stopped, gets them. Otherwise it may displace running jobs with a weaker claim:
+the weakest that suffice and no more, and only if that lets it start. A displaced job takes its place in the
+order and may continue elsewhere. Every gang gets ``gpus_min`` GPUs; growing towards ``gpus_max`` is left to the
+elastic policies.
 
-A decision costs what it changes: jobs of one size wait in one line, and a line whose head cannot start is left at once.
+The cost of a decision is that of its changes: jobs of one size wait in one line, and a line whose head cannot start is left at once.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from .reasons import Why, waiting, why_unserved
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """How a policy ranks the jobs of a view, one row a job.
+    """A policy's ranking of the jobs of a view, one row per job.
 
-    A waiting job ``i`` may displace a running job ``j`` exactly when ``claim[i] > hold[j]``, and ``key``
-    must place a job before every job that it may displace; so a job that was displaced comes after its
-    displacer, and no plan goes round in circles.
+    A waiting job ``i`` may displace a running job ``j`` if and only if ``claim[i] > hold[j]``, and ``key``
+    must place a job before every job that it may displace. So a displaced job comes after its displacer,
+    and no plan goes round in circles.
     """
 
     key: Floats | None = None  #: least first, equals in the order of their submission; None: all are equal
-    claim: Floats | None = None  #: None: nobody displaces anybody
+    claim: Floats | None = None  #: None: no job displaces another
     hold: Floats | None = None  #: never less than the claim of the same job; None: the same as ``claim``
     blocking: bool = False  #: a job that does not fit holds back the jobs behind it with the same claim
-    displaceable: str = ""  #: whom a waiting job may displace, in words
+    displaceable: str = ""  #: the jobs that a waiting job may displace, in words
     relaxed: Bools | None = None  #: jobs that may be spread over more nodes than they need; None: none
-    weakest: bool = False  #: of the jobs of a node the weakest give way, wherever their GPUs are; else those on the GPUs that suit best
+    weakest: bool = False  #: the weakest jobs of a node give way, wherever their GPUs are; else those on the GPUs that suit best
 
     def columns(self, jobs: int) -> tuple[Floats, Floats, Floats]:
-        """Key, claim and hold of so many jobs, one each, with what stands for None; nobody gives way where nobody claims anything."""
+        """Key, claim and hold of so many jobs, one each, with values in place of None; without claims no job gives way."""
         key = np.zeros(jobs) if self.key is None else self.key
         if self.claim is None:
             return key, np.zeros(jobs), np.full(jobs, np.inf)
@@ -51,7 +51,7 @@ class Ranking:
 
 
 def serve(view: View, ranking: Ranking | Callable[[Jobs], Ranking]) -> Plan:
-    """The plan of a ranking: only what changes is named. A function is asked for the ranking of the jobs only if it matters."""
+    """The plan of a ranking, which names only changes. A function is called for the ranking only if that matters."""
     pending = (view.jobs.phase == Phase.PENDING).nonzero()[0]
     if not len(pending):
         return Plan({})
@@ -64,7 +64,7 @@ def serve(view: View, ranking: Ranking | Callable[[Jobs], Ranking]) -> Plan:
 
 
 def _alone(jobs: Jobs, row: int, placement: Placement) -> Plan | None:
-    """The start of the only job that waits, when it fits as things are: nobody is before or after it, whatever the ranking."""
+    """The start of the only waiting job, if it fits now: then the ranking does not matter."""
     gpus = placement.find(int(jobs.gpus_min[row]), memory=float(jobs.asks[row]))
     return None if gpus is None else Plan({int(jobs.id[row]): Allocation(gpus)})
 
@@ -91,7 +91,7 @@ class _Queue:
         self.position += 1
 
     def leave(self) -> None:
-        """No job of the size of the first can start any more, but for those that may be spread, if the first may not."""
+        """Drop all jobs of the first one's size, except those that may be spread, if the first may not."""
         other = self.gpus != self.gpus[self.position]
         if not self.uniform:
             other |= self.memory != self.memory[self.position]
@@ -115,13 +115,13 @@ class _Tick:
             rows = rows[self.key[rows].argsort(kind="stable")]
         relaxed = None if ranking.relaxed is None else ranking.relaxed[rows]
         self.queue = _Queue(rows, jobs.gpus_min[rows], jobs.asks[rows], relaxed)
-        self.given: dict[int, tuple[int, ...]] = {}  #: what starts or moves, by row
+        self.given: dict[int, tuple[int, ...]] = {}  #: GPUs of jobs that start or move, by row
         self.displaced: list[tuple[float, int]] = []  #: heap of (key, row)
         self.preempted: set[int] = set()  #: rows that lose their GPUs, whether or not they get others
         self.failed: set[tuple[int, float]] = set()  #: sizes (GPUs, memory) that find no room on as few nodes as they need
 
     def _possible(self, rows: Ints) -> Bools:
-        """Which of these jobs the pool could ever hold."""
+        """Those of these jobs that the pool could ever hold."""
         n, memory = self.jobs.gpus_min[rows], self.jobs.asks[rows]
         possible: Bools = n <= self.placement.capacity()
         for least in np.unique(memory[memory != 0]).tolist() if np.count_nonzero(memory) else ():
@@ -134,13 +134,13 @@ class _Tick:
 
     @cached_property
     def at_hand(self) -> Bools:
-        """Running jobs that are neither displaced nor kept for somebody yet."""
+        """Running jobs that are not displaced, and whose GPUs are not kept for a job."""
         active: Bools = self.jobs.phase == Phase.ACTIVE
         return active
 
     @cached_property
     def weakest(self) -> float:
-        """The least hold of the jobs that ran at first."""
+        """The least hold of the jobs that ran at the beginning."""
         hold = self.victims.level if self.jobs.protected is None else self.hold[self.jobs.phase == Phase.ACTIVE]
         return float(hold[hold.argmin()]) if len(hold) else np.inf
 
@@ -161,9 +161,9 @@ class _Tick:
                 self._leave(row)
 
     def _leave(self, row: int) -> None:
-        """What is free or can be displaced only shrinks along the order, so a size that failed once fails for good."""
+        """Free and displaceable GPUs only shrink along the order, so a size that failed once fails for good."""
         if self.ranking.blocking and (nodes := asked(float(self.jobs.asks[row]), self.view.needs)[1]) is not None:
-            # It may start on some nodes only: what is free there is kept for it, and on the others nobody is behind it.
+            # It may start only on some nodes: free GPUs there are kept for it, and jobs for the other nodes are not behind it.
             there = np.flatnonzero(nodes[self.view.gpus.node]).tolist()
             self.placement.take([gpu for gpu in there if self.placement.has_soon([gpu])])
             self.queue.advance()
@@ -191,7 +191,7 @@ class _Tick:
         return True
 
     def _find_later(self, row: int, n: int, memory: float, relaxed: bool) -> tuple[int, ...] | None:
-        """Where somebody is stopping, or has to."""
+        """GPUs of jobs that are stopping, or have to."""
         weaker = self._has_weaker(row)
         within_reach = weaker and self.victims.least(self.placement, n, memory) < self.claim[row]
         gpus = None
@@ -211,7 +211,7 @@ class _Tick:
         return bool(chosen)
 
     def _keep(self, row: int, n: int, memory: float) -> None:
-        """Keep for ``row`` what it is to start on once its holders may be stopped; whoever began there would be protected anew."""
+        """Keep for ``row`` the GPUs on which it is to start once their holders may be stopped; a new job there would be protected anew."""
         if self.ranking.claim is None or self.jobs.protected is None or not np.count_nonzero(self.jobs.protected):
             return
         weaker = self.at_hand & (self.hold < self.claim[row])
@@ -238,7 +238,7 @@ class _Tick:
 
     @cached_property
     def unserved(self) -> Ints:
-        """All that wait or are displaced to nowhere, in order of service."""
+        """All waiting jobs, and displaced ones without new GPUs, in order of service."""
         waits = self.jobs.phase == Phase.PENDING
         waits[list(self.preempted)] = True
         waits[list(self.given)] = False
@@ -248,6 +248,6 @@ class _Tick:
 
     def _why(self) -> Ints:
         never = Why.IMPOSSIBLE if len(self.view.gpus) else Why.NO_GPUS
-        # A displaced job may turn out to need more memory than the GPUs have that it began on.
+        # A displaced job may need more memory than its first GPUs have.
         impossible = self.unserved[~self._possible(self.unserved)]
         return why_unserved(self.unserved, impossible, never, self.claim, self.ranking.blocking)

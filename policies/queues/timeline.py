@@ -1,4 +1,4 @@
-"""How many GPUs are free when, and progressive filling of them (ElasticFlow, ASPLOS 2023, section 4.1)."""
+"""The number of free GPUs over time, and its progressive filling (ElasticFlow, ASPLOS 2023, section 4.1)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ROUNDING = 1e-12
 
 
 class Timeline:
-    """GPUs that are free, or held, from each of ``times`` on until the next, seconds from now; the last lasts for ever."""
+    """Free, or held, GPUs from each of ``times`` to the next, in seconds from now; the last number lasts for ever."""
 
     def __init__(self, times: Floats, free: Ints) -> None:
         self.times, self.free = times, free
@@ -33,37 +33,37 @@ class Timeline:
         return Timeline(np.append(0.0, self.times[part + 1 :] - seconds), self.free[part:])
 
     def brief(self) -> Timeline:
-        """The same without the times at which nothing changes."""
+        """The same without times at which nothing changes."""
         changes = np.append(True, np.diff(self.free) != 0)
         return Timeline(self.times[changes], self.free[changes])
 
     def at(self, times: Floats) -> Ints:
-        """How many there are at each of ``times``."""
+        """The number at each of ``times``."""
         return self.free[np.searchsorted(self.times, times, side="right") - 1]
 
     def gpu_time(self, until: Floats) -> Floats:
-        """GPU-seconds that are free from now to each of ``until``."""
+        """Free GPU-seconds from now to each of ``until``."""
         before = np.concatenate([[0.0], np.cumsum(np.diff(self.times) * self.free[:-1])])
         part = np.maximum(np.searchsorted(self.times, until, side="right") - 1, 0)
         return before[part] + np.maximum(until - self.times[part], 0.0) * self.free[part]
 
 
 class Filling(NamedTuple):
-    """What a job is to have."""
+    """The GPUs planned for a job."""
 
-    share: int  #: the most GPUs that it has at any time: its minimum satisfactory share
+    share: int  #: the most GPUs at any time: its minimum satisfactory share
     now: int  #: GPUs from now on, 0: it starts later
     end: float  #: seconds from now until it is done
-    left: Timeline  #: what it leaves to others
-    held: Timeline  #: what it has
+    left: Timeline  #: the GPUs that it leaves
+    held: Timeline  #: the GPUs that it has
 
 
 def fill(timeline: Timeline, gpus: Ints, speed: Floats, work: float, deadline: float, slot: float = 0.0) -> Filling | None:
-    """The fewest GPUs with which ``work`` (more than 0) is done within ``deadline`` seconds, None when no number suffices.
+    """The fewest GPUs with which ``work`` (more than 0) is done within ``deadline`` seconds; None: no number suffices.
 
-    ``gpus`` and ``speed`` are the job's curve, both ascending. For each number in turn the job takes as many as are free up to that
-    number, at every time from now on (Algorithm 1); the first with which it is done in time is its minimum satisfactory share.
-    It holds its GPUs until the end of the ``slot`` (seconds) in which it ends: nobody gets them sooner.
+    ``gpus`` and ``speed`` are the job's curve, both ascending. For each number in turn the job takes the free GPUs up to that number
+    at every time from now on (Algorithm 1); the first number that is in time is its minimum satisfactory share. It holds its GPUs
+    until the end of the ``slot`` (seconds) in which it ends; no other job gets them sooner.
     """
     fitting = np.searchsorted(gpus, timeline.free, side="right") - 1  # the largest number that is free, -1: none
     for level in range(len(gpus)):
@@ -76,7 +76,7 @@ def fill(timeline: Timeline, gpus: Ints, speed: Floats, work: float, deadline: f
 def follow(
     timeline: Timeline, planned: Timeline, gpus: Ints, speed: Floats, work: float, deadline: float, slot: float = 0.0
 ) -> Filling | None:
-    """As `fill`, with the numbers of GPUs that were ``planned`` before; None when they are not free, or do not suffice any more."""
+    """Like `fill`, with the numbers of GPUs ``planned`` before; None: they are not free, or no longer suffice."""
     times = np.union1d(timeline.times, planned.times)
     numbers = planned.at(times)
     option = np.searchsorted(gpus, numbers, side="right") - 1
@@ -86,7 +86,7 @@ def follow(
 
 
 def _filling(timeline: Timeline, gpus: Ints, speed: Floats, option: Ints, work: float, deadline: float, slot: float) -> Filling | None:
-    """What comes of taking ``gpus[option]`` in each part of the timeline, none where that is -1; None: the work is not done in time."""
+    """The result of taking ``gpus[option]`` in each part of the timeline (-1: none); None: the work is not done in time."""
     times = timeline.times
     inside = np.clip(np.append(times[1:], np.inf), None, deadline) - np.minimum(times, deadline)
     pace = np.where(option >= 0, speed[option], 0.0)
@@ -106,7 +106,7 @@ def slot_end(moment: float, slot: float) -> float:
 
 
 def _divided(timeline: Timeline, taken: Ints, end: float) -> tuple[Timeline, Timeline]:
-    """What is left of a timeline when ``taken`` GPUs of each part are held until ``end``, and what is held."""
+    """The rest of a timeline if ``taken`` GPUs of each part are held until ``end``, and the held GPUs."""
     times, free = timeline.times, timeline.free
     if end not in times:
         at = int(np.searchsorted(times, end))

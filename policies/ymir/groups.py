@@ -1,4 +1,4 @@
-"""The jobs of a pool as the merge program has them: groups that are served together, in kinds of those that are alike."""
+"""The jobs of a pool for the merge program: groups that are served together, in kinds of equal ones."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ..queues.elastic import Curves, Pool
 from .merge_columns import SPATIAL, TEMPORAL, Column, JobKind, Merge, allowed_gpus
 from .merges import Merges
 
-#: Work left is rounded to powers of these, the first with which the kinds that can be merged are few.
+#: Work left is rounded to powers of the first of these with which the kinds that can be merged are few.
 _STEPS = (1.05, 1.25, 1.6, 2.5)
-_LEAST = 1e-6  #: share of its work that a job has left at least
+_LEAST = 1e-6  #: least remaining share of a job's work
 _FEW = 60  #: kinds that can be merged: their pairs are up to some 30 thousand columns
 
 
@@ -39,7 +39,7 @@ class Choices(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """A job, or a pair that is merged already, by the row of who holds the GPUs, or is to."""
+    """A job, or a merged pair, by the row of the one that holds, or will hold, the GPUs."""
 
     row: int
     seconds: Mapping[int, float]
@@ -51,7 +51,7 @@ class _Group:
 
 
 class Groups:
-    """``places``: GPUs that jobs (ids) are handed over without a switch."""
+    """``places``: GPUs that jobs (ids) take over without a switch."""
 
     def __init__(self, pool: Pool, merges: Merges, curves: Curves, choices: Choices, places: Mapping[int, tuple[int, ...]]) -> None:
         self._pool, self._curves, self._choices = pool, curves, choices
@@ -70,7 +70,7 @@ class Groups:
             trained |= jobs.progress > 1e-9
         self._may = [True] * len(self._id) if jobs.begins is None else jobs.begins.tolist()
         told = jobs.begins is not None and pool.view.transfers is not None
-        self._user = jobs.user.tolist() if told else [0] * len(self._id)  # what others leave is not for a job
+        self._user = jobs.user.tolist() if told else [0] * len(self._id)  # other users' results are not for a job
         self._fresh = ((jobs.phase == Phase.PENDING) & ~trained).tolist()
         second = {self._row_of[job] for job in merges.seconds()}
         found = [self._group(row) for row in pool.rows.tolist() if row not in second]
@@ -110,7 +110,7 @@ class Groups:
         return _Group(row, seconds, cold, self._profile[row], held, tasks, fresh)
 
     def _alone(self, row: int) -> dict[int, float]:
-        """T on each number of GPUs that a job can have (002 Eqn 3.8); of one that trains with another, or has, at their pace."""
+        """T on each number of GPUs that a job can have (002 Eqn 3.8); at the joint pace if it trains, or has trained, with another."""
         pool = self._pool
         curve = self._curves.of(pool, row)
         speed = dict(zip(curve.gpus.tolist(), curve.speed.tolist(), strict=True))
@@ -127,7 +127,7 @@ class Groups:
     # Transfers
 
     def _known(self, source: int, profile: int) -> float:
-        """Work of a job with the weights of a source, over its work without, by their profiles; 1 where nothing is known."""
+        """Work of a job with the weights of a source, over its work without, by their profiles; 1 if unknown."""
         transfers = self._pool.view.transfers
         if transfers is None or min(source, profile) < 0:
             return 1.0
@@ -135,7 +135,7 @@ class Groups:
         return 1.0 if math.isnan(ratio) else ratio
 
     def _source(self, row: int) -> tuple[int, float] | None:
-        """The job that has ended with whose weights one that has not trained is done soonest, and the ratio; None: from the backbone."""
+        """The ended job whose weights let an untrained one end soonest, and the ratio; None: from the backbone."""
         job, profile = self._id[row], self._profile[row]
         if not self._fresh[row] or not self._may[row] or (job in self._pairs and self._pairs[job][1] == SPATIAL):
             return None
@@ -148,7 +148,7 @@ class Groups:
         return (best[1], best[0]) if best[0] < 1.0 else None
 
     def _of_pair(self, job: int, profile: int) -> tuple[int, float] | None:
-        """What was decided as its pair was merged, whose first has ended since."""
+        """The decision of its pair, if the first has ended since."""
         if (first := self._begins.get(job)) is None:
             return None
         kind = self._pool.view.left.get(first)
@@ -187,7 +187,7 @@ class Groups:
     # Kinds
 
     def _sort_into_kinds(self, step: float) -> None:
-        """Those that could be served, the shortest first: each has a GPU at least, and a merge serves two."""
+        """Sort those that could be served, the shortest first: each has a GPU at least, and a merge serves two."""
         alike: dict[tuple[object, ...], list[_Group]] = defaultdict(list)
         for group in self.groups[: 2 * self._pool.budget]:
             bucket = (
@@ -204,13 +204,13 @@ class Groups:
         ]
 
     def order(self) -> Ints:
-        """Rows in the order in which they are served."""
+        """Rows in order of service."""
         return np.array([group.row for group in self.groups], dtype=np.int64)
 
-    # What was decided
+    # The decision
 
     def take(self, columns: Sequence[Column], times: Sequence[int]) -> dict[int, int]:
-        """GPUs of each row, by how often each column was chosen. Who is merged with whom is kept for `decided`."""
+        """GPUs of each row, by the count of each chosen column. The merges are kept for `decided`."""
         left = [list(reversed(members)) for members in self._members]
         wanted: dict[int, int] = {}
         for column, count in zip(columns, times, strict=True):
@@ -225,7 +225,7 @@ class Groups:
         return wanted
 
     def _merge(self, one: _Group, two: _Group, column: Column) -> _Group:
-        """Who holds the GPUs of a pair: the first; of two that train together the one that can use as many, and ends last."""
+        """Merge two; the first holds the GPUs, or of two that train together the one that can use that many, and ends last."""
         if column.mode == SPATIAL:
             ends = self._together(one, two)[column.gpus]
             most = max(one.cold), max(two.cold)
@@ -237,11 +237,11 @@ class Groups:
         return one
 
     def pinned(self, wanted: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
-        """Who goes on where the first of its pair has ended."""
+        """Jobs that continue on the GPUs of their pair's first, which has ended."""
         return {row: gpus for row, gpus in self._places.items() if wanted.get(row) == len(gpus)}
 
     def decided(self, given: set[int]) -> Merges:
-        """All merges, those of before and those of who has been given GPUs (rows)."""
+        """All merges, the old ones and those of rows that have got GPUs."""
         pairs, joined = dict(self._pairs), dict(self._joined)
         for row, (other, mode) in self._decided.items():
             if row not in given:

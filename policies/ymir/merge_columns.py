@@ -1,6 +1,6 @@
-"""The columns of the merge program: what each kind of job, alone or merged, costs on each number of GPUs (002 Eqns 3.9 to 3.16).
+"""The columns of the merge program: the cost of each kind of job, alone or merged, on each number of GPUs (002 Eqns 3.9 to 3.16).
 
-Jobs that are alike are one kind with a count. A column is one way in which a job, or two that are merged, can be served.
+Equal jobs are one kind with a count. A column is one way to serve a job, or two merged ones.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ LEAST_DURATION = 1.0  #: seconds: no job counts as shorter, or the slowdown by i
 
 @dataclass(frozen=True, slots=True)
 class JobKind:
-    """Jobs, or pairs that are merged already, that are alike."""
+    """Equal jobs, or equal merged pairs."""
 
-    task: int  #: what they learn: two jobs of one task are never merged (002 footnote 2)
+    task: int  #: two jobs of one task are never merged (002 footnote 2)
     count: int
     seconds: Mapping[int, float]  #: T by the numbers of GPUs that they can have (Eqn 3.8)
-    held: int = 0  #: GPUs that they hold: none of these needs a switch
-    tasks: int = 1  #: 2: a pair that is merged already, which is only resized (footnote 5, end of 3.4.3.1)
+    held: int = 0  #: GPUs that they hold: keeping these needs no switch
+    tasks: int = 1  #: 2: a merged pair, which is only resized (footnote 5, end of 3.4.3.1)
 
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Two kinds whose jobs could be merged: of a temporal one the first is trained first."""
+    """Two kinds whose jobs could be merged; in a temporal merge the first is trained first."""
 
     mode: str
     first: int
@@ -38,57 +38,57 @@ class Column:
     cost: float
     gpus: int
     kinds: tuple[int, ...]  #: of the one or two jobs that it serves
-    mode: str = ""  #: of a merge; "": a job, or a pair that is merged already, as it is
+    mode: str = ""  #: of a merge; "": a job, or a merged pair, unchanged
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What the objective weighs with."""
+    """Weights of the objective."""
 
-    switch: float  #: seconds that a change of GPUs costs
-    waiting: float = 1e4  #: of a job that has no GPUs: its slowdown there is infinite, and the program needs a number
+    switch: float  #: seconds of a change of GPUs
+    waiting: float = 1e4  #: of a job without GPUs: its slowdown is infinite, but the program needs a number
     least_gain: float = 1.1  #: a merge whose TranWt is smaller is left out (002 ch. 3.4.3.2 filters at 1)
 
 
 def allowed_gpus(least: int, most: int) -> list[int]:
     """The set A of 002 ch. 3.4.3.1 without 0, as far as a job can use it: {1, 2, 3, 4m}. A gang of four or more has {4m} (3.4.3.2).
 
-    What a gang needs is always one of them.
+    A gang's own size is always among them.
     """
     return sorted({least, *(n for n in (1, 2, 3, *range(4, most + 1, 4)) if least <= n <= most)})
 
 
 def fair_share(gpus: int, jobs: int) -> int:
-    """GPUs of each job if all had as many: a-bar of 3.4.3.1, the ceiling of R / N."""
+    """GPUs of each job in an equal division: a-bar of 3.4.3.1, the ceiling of R / N."""
     return max(1, -(-gpus // max(jobs, 1)))
 
 
 def temporal_weight(first: float, second: float, after: float) -> float:
-    """TranWt of Eqn 3.15: ``first`` and ``second`` take so long alone, and the second ``after`` when it begins with the first's weights."""
+    """TranWt of Eqn 3.15: times of ``first`` and ``second`` alone, and of the second ``after`` a start from the first's weights."""
     return _shortest_first(first, second) / (2 * first + after)
 
 
 def spatial_weight(first: float, second: float, ends: tuple[float, float]) -> float:
-    """TranWt of Eqn 3.16. The equation has both at their targets together, so that its denominator is twice that; here each has its end."""
+    """TranWt of Eqn 3.16. There both reach their targets together, so its denominator is twice that time; here each has its own end."""
     return _shortest_first(first, second) / sum(ends)
 
 
 def _shortest_first(first: float, second: float) -> float:
-    """What two jobs take in all, one after the other, the shorter one first."""
+    """The sum of two jobs' completion times, one after the other, the shorter one first."""
     return 2 * min(first, second) + max(first, second)
 
 
 def at_most(seconds: Mapping[int, float], gpus: int) -> float:
-    """T on the most GPUs that a job can have up to so many; on the fewest it can have, where that is more."""
+    """T on the most GPUs up to ``gpus`` that a job can have; on its fewest if these are more."""
     return seconds[max((n for n in seconds if n <= gpus), default=min(seconds))]
 
 
 def columns_of(kinds: Sequence[JobKind], merges: Iterable[Merge], gpus: int, share: int, costs: Costs) -> list[Column]:
-    """All columns that could be part of an optimum: of one group, more GPUs must cost less. ``gpus``: R; ``share``: a-bar."""
+    """All columns that could be part of an optimum: within a group, more GPUs must cost less. ``gpus``: R; ``share``: a-bar."""
     columns: list[Column] = []
     shortest = min((min(kind.seconds.values()) for kind in kinds), default=0.0)
     for number, kind in enumerate(kinds):
-        # Where not all can have GPUs, those come first that are over soonest.
+        # If not all can have GPUs, the shortest come first.
         waiting = costs.waiting * kind.tasks * (1 + shortest / min(kind.seconds.values()))
         columns.append(Column(waiting, 0, (number,)))
         columns += _improving(_alone(number, kind, gpus, share, costs))
@@ -98,7 +98,7 @@ def columns_of(kinds: Sequence[JobKind], merges: Iterable[Merge], gpus: int, sha
 
 
 def _alone(number: int, kind: JobKind, gpus: int, share: int, costs: Costs) -> Iterator[Column]:
-    """Eqn 3.9, the first sum of 3.10, turned the right way round: as printed its least is reached when nobody has GPUs."""
+    """Eqn 3.9, the first sum of 3.10, with its sign corrected: as printed, its minimum leaves all jobs without GPUs."""
     fair = max(at_most(kind.seconds, share * kind.tasks), LEAST_DURATION)
     for n, seconds in sorted(kind.seconds.items()):
         if n <= gpus:
@@ -122,7 +122,7 @@ def _merged(merge: Merge, kinds: Sequence[JobKind], gpus: int, share: int, costs
 
 
 def _improving(columns: Iterable[Column]) -> Iterator[Column]:
-    """Without those that have more GPUs than another of the group and cost no less."""
+    """Without columns that have more GPUs than another of the group and cost no less."""
     least = float("inf")
     for column in columns:
         if column.cost < least - 1e-9:

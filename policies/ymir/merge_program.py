@@ -1,9 +1,9 @@
-"""Which jobs are merged and how many GPUs each gets: 002 Eqns 3.10 to 3.14 as set partitioning over kinds of jobs.
+"""The choice of merges and of each job's GPUs: 002 Eqns 3.10 to 3.14 as set partitioning over kinds of jobs.
 
 The constraints as printed count a merge twice and lack sums, so here each job of a kind is in exactly one column, alone or merged, and all
-columns together have no more GPUs than there are. As jobs of a kind are alike, a column is chosen so many times; a pool of hundreds of jobs
-has some dozen kinds, and its program is solved in milliseconds. Where kinds are many, the linear relaxation of all columns is solved first,
-and the program is that of the columns with the least reduced cost; its bound is then that of the relaxation, of all columns.
+columns together have no more GPUs than the pool. As jobs of a kind are equal, a column has a count; a pool of hundreds of jobs has some
+dozen kinds, and its program is solved in milliseconds. If there are many kinds, the linear relaxation of all columns is solved first, and
+the program has the columns with the least reduced cost; its bound is then that of the relaxation of all columns.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 
 from .merge_columns import Column, JobKind
 
-MOST_COLUMNS = 3000  #: columns; of more, those with the least reduced cost
+MOST_COLUMNS = 3000  #: columns; if there are more, those with the least reduced cost
 
 
 @dataclass(frozen=True, slots=True)
 class Merging:
-    """How often each column is chosen, and how far that may be from the optimum."""
+    """The count of each column, and the possible distance from the optimum."""
 
-    times: Sequence[int]  #: one a column
+    times: Sequence[int]  #: one per column
     cost: float
     bound: float  #: of the optimum over all columns
 
@@ -33,7 +33,7 @@ class Merging:
 
 
 def solve(kinds: Sequence[JobKind], columns: Sequence[Column], gpus: int, *, gap: float = 1e-3, seconds: float = 5.0) -> Merging | None:
-    """The cheapest choice; None when none was found in time. ``gpus``: R."""
+    """The cheapest choice; None: none was found in time. ``gpus``: R."""
     if not kinds:
         return Merging([0] * len(columns), 0.0, 0.0)
     kept, bound = list(range(len(columns))), -math.inf
@@ -58,7 +58,7 @@ def solve(kinds: Sequence[JobKind], columns: Sequence[Column], gpus: int, *, gap
 
 
 def _reduced_costs(kinds: Sequence[JobKind], columns: Sequence[Column], gpus: int) -> tuple[list[float], float] | None:
-    """What each column would add to the cost of the linear relaxation, and that cost."""
+    """The reduced cost of each column in the linear relaxation, and the relaxation's cost."""
     solver, variables = _model("CLP", kinds, columns, gpus, whole=False)
     if solver.Solve() != solver.OPTIMAL:
         return None

@@ -1,4 +1,4 @@
-"""Merges that stand from one plan to the next: a decision that two jobs help each other holds until one of them has ended."""
+"""Merges that last from one plan to the next: a decision to merge two jobs holds until one of them has ended."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ MEMORY_KEY = "merges"  #: of the policy's memory
 class Merges:
     """By job (id)."""
 
-    pairs: Mapping[int, tuple[int, str]] = field(default_factory=dict)  #: the first of a pair, to the second, which waits, and the mode
-    begins: Mapping[int, int] = field(default_factory=dict)  #: jobs that have not trained yet, to that with whose weights they begin
-    joined: Mapping[int, int] = field(default_factory=dict)  #: jobs that train together, or have, each to the row of its partner's profile
-    follows: Mapping[int, int] = field(default_factory=dict)  #: jobs whose first one has just ended, to that one: its GPUs are theirs
+    pairs: Mapping[int, tuple[int, str]] = field(default_factory=dict)  #: the first of a pair, to the waiting second, and the mode
+    begins: Mapping[int, int] = field(default_factory=dict)  #: untrained jobs, to the source of their weights
+    joined: Mapping[int, int] = field(default_factory=dict)  #: jobs that train, or have trained, together, to their partner's profile
+    follows: Mapping[int, int] = field(default_factory=dict)  #: jobs whose pair's first has just ended, to that one: its GPUs are theirs
 
     def seconds(self) -> dict[int, int]:
         """The second of each pair, to the first."""
@@ -42,7 +42,7 @@ def of_memory(memory: Memory) -> Merges:
 
 
 def current(merges: Merges, view: View) -> Merges:
-    """What of it still holds: jobs have ended since, or were cancelled."""
+    """The merges that still hold, as jobs have ended since, or were cancelled."""
     jobs = view.jobs
     phase = dict(zip(jobs.id.tolist(), jobs.phase.tolist(), strict=True))
     pairs: dict[int, tuple[int, str]] = {}
@@ -53,20 +53,20 @@ def current(merges: Merges, view: View) -> Merges:
             continue  # it has ended, or was cancelled, or trains by itself
         if first in phase:
             pairs[first] = second, mode
-        elif first in view.left:  # else it came to nothing, and the other is on its own
+        elif first in view.left:  # else it left no weights, and the other is on its own
             begins[second] = follows[second] = first
     return Merges(pairs, begins, {job: other for job, other in merges.joined.items() if job in phase}, follows)
 
 
 def broken(merges: Merges, idle: set[int]) -> Merges:
-    """Without the pairs whose first has not begun (``idle``): nothing is lost if these are decided anew."""
+    """Without the pairs whose first has not begun (``idle``): a new decision on these loses nothing."""
     pairs = {first: pair for first, pair in merges.pairs.items() if first not in idle}
     gone = {job for first, (second, mode) in merges.pairs.items() if first in idle and mode == SPATIAL for job in (first, second)}
     return Merges(pairs, merges.begins, {job: other for job, other in merges.joined.items() if job not in gone}, merges.follows)
 
 
 def why(mode: str, first: int) -> Reason:
-    """For which the second of a pair waits."""
+    """Why the second of a pair waits."""
     if mode == TEMPORAL:
-        return Reason("merged", f"begins with the weights of job {first} when that has ended, as it needs fewer iterations then")
+        return Reason("merged", f"begins with the weights of job {first} once that has ended, as it then needs fewer iterations")
     return Reason("merged", f"trains together with job {first}, on its GPUs")

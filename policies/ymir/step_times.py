@@ -1,4 +1,4 @@
-"""How long an iteration takes: the lookup table S(a, configuration) of 002 ch. 3.4.2.3."""
+"""The time of an iteration: the lookup table S(a, configuration) of 002 ch. 3.4.2.3."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import numpy as np
 
 @dataclass
 class StepTimes:
-    """Seconds of a step, and how many of them are synchronisation, by GPUs and samples on each of them.
+    """Seconds of a step, and its seconds of synchronisation, by GPUs and samples on each of them.
 
-    What lies between measured points is interpolated linearly (002 ch. 3.5.1), first over samples and then over GPUs; outside of them it is
-    the nearest point. `update` takes in what is measured as jobs train.
+    Values between measured points are interpolated linearly (002 ch. 3.5.1), first over samples and then over GPUs; outside of them the
+    nearest point counts. `update` takes in measurements as jobs train.
     """
 
-    _points: dict[int, dict[int, tuple[float, float, int]]] = field(default_factory=dict)  #: the last is how often it was measured
+    _points: dict[int, dict[int, tuple[float, float, int]]] = field(default_factory=dict)  #: the last is the number of measurements
 
     def update(self, gpus: int, samples: int, step: float, sync: float = 0.0) -> None:
-        """A step was measured: of several measurements of a point the mean counts."""
+        """Take in a measured step; the mean of a point's measurements counts."""
         if gpus < 1 or samples < 1 or not (math.isfinite(step) and step > 0) or not 0 <= sync <= step:
             raise ValueError(f"step times: {step} s with {sync} s of synchronisation on {gpus} GPUs with {samples} samples each is no step")
         before, sync_before, times = self._points.setdefault(gpus, {}).get(samples, (0.0, 0.0, 0))
@@ -29,17 +29,17 @@ class StepTimes:
 
     @property
     def gpus(self) -> list[int]:
-        """Numbers of GPUs that were measured."""
+        """Measured numbers of GPUs."""
         return sorted(self._points)
 
     @property
     def samples(self) -> tuple[int, int]:
-        """The fewest and the most samples on a GPU that were measured."""
+        """The fewest and the most measured samples on a GPU."""
         sizes = [size for points in self._points.values() for size in points]
         return min(sizes), max(sizes)
 
     def step(self, gpus: int, samples: float) -> tuple[float, float]:
-        """(seconds, of them synchronisation) of one forward and backward pass with its exchange of gradients."""
+        """(seconds, seconds of synchronisation among them) of one forward and backward pass with its exchange of gradients."""
         known = self.gpus
         if not known:
             raise ValueError("step times: nothing was measured")
@@ -49,7 +49,7 @@ class StepTimes:
     def seconds(self, gpus: int, batch: int) -> tuple[float, int]:
         """(S(a, configuration), samples that it takes in) of an iteration with a global batch.
 
-        Gradients are accumulated where a GPU cannot hold its part of the batch; only the last of these passes exchanges them.
+        Gradients are accumulated if a GPU cannot hold its part of the batch; only the last of these passes exchanges them.
         """
         fewest, most = self.samples
         on_each = math.ceil(batch / gpus - 1e-8)
@@ -66,7 +66,7 @@ class StepTimes:
         return samples / seconds
 
     def most_gpus(self, batch: int) -> int:
-        """GPUs among which a batch can be divided, each with samples enough."""
+        """Most GPUs among which a batch can be divided, each with enough samples."""
         return max(1, min(batch // self.samples[0], self.gpus[-1]))
 
 

@@ -1,4 +1,4 @@
-"""Ymir: fine-tuning jobs of one backbone are merged where one shortens another (002 ch. 3)."""
+"""Ymir: fine-tuning jobs of one backbone are merged if one shortens another (002 ch. 3)."""
 
 from __future__ import annotations
 
@@ -23,38 +23,36 @@ _NEXT = "next"  #: key of the memory: when the next round begins
 
 
 class Ymir:
-    """GPUs and merges of jobs are chosen together, so that the slowdowns of all jobs are least in sum (002 ch. 3.4.3).
+    """GPUs and merges of jobs are chosen together, for the least sum of all jobs' slowdowns (002 ch. 3.4.3).
 
-    A job runs on any number of GPUs that it can use, of {1, 2, 3, 4m}. Two jobs of different tasks that have not trained yet may be merged:
-    the second waits and begins with the weights of the first (temporal transfer), or both train together (spatial). That counts by the
-    ratio of their completion times one after the other to those merged (TranWt). Which help each other, and by how much, is what is known
-    of their kinds; where nothing is, jobs are only given GPUs. Beyond the thesis, a job may begin with the weights of one that has ended,
-    which costs no waiting. What is merged stays so, and is only resized.
+    A job runs on any number of GPUs that it can use, of {1, 2, 3, 4m}. Two untrained jobs of different tasks may be merged: the second
+    waits and begins with the weights of the first (temporal transfer), or both train together (spatial). A merge counts by the ratio of
+    their completion times one after the other to those merged (TranWt). The gains come from measurements of the jobs' kinds; without
+    any, jobs only get GPUs. Beyond the thesis, a job may begin with the weights of an ended one, which costs no waiting. A merge lasts,
+    and is only resized.
 
-    Live that is what was measured of jobs with ``begin: auto``, which alone wait for others or begin with their weights, and nobody trains
-    together; in the simulator Titan's workloads tell it.
+    Live, the measurements are of jobs with ``begin: auto``: only these wait for others or begin with their weights, and no jobs train
+    together; in the simulator they come from Titan's workloads.
 
-    The program is solved as set partitioning over kinds of jobs that are alike, in milliseconds, with a certified gap. Who has GPUs
-    already is resized where that is worth its switch.
+    The program is solved as set partitioning over kinds of equal jobs, in milliseconds, with a certified gap. A job with GPUs is resized
+    if that is worth its switch.
     """
 
     @dataclass(frozen=True)
     class Config:
-        ended: bool = tunable(True, "jobs may begin with the weights of jobs that have ended")
+        ended: bool = tunable(True, "jobs may begin with the weights of ended jobs")
         temporal: bool = tunable(True, "a job may wait for another, to begin with its weights")
         spatial: bool = tunable(True, "two jobs may train together; only simulated yet")
-        recurring: bool = tunable(False, "a job may begin with the weights of one of the same data too, which leaves it nothing to learn")
+        recurring: bool = tunable(False, "a job may also begin from one of the same data, and then has nothing left to learn")
         least_gain: float = tunable(1.1, "TranWt from which on two jobs are merged", low=1.0, high=10.0)
         switch: float = tunable(
             120.0,
-            "seconds that a change of a job's GPUs is weighed with: more than it takes, so that they are resized less",
+            "weight of a change of a job's GPUs in seconds: more than its real time, so that jobs are resized less",
             low=0.0,
             high=3600.0,
         )
         unknown: float = tunable(3600.0, "seconds that a job of unknown length is taken to need at least", low=1.0, high=1e7)
-        round: float = tunable(
-            0.0, "seconds from one round to the next, in which jobs are given GPUs; 0: at every event; 002 has 120", low=0.0, high=86400.0
-        )
+        round: float = tunable(0.0, "seconds between rounds, in which jobs get GPUs; 0: at every event; 002 has 120", low=0.0, high=86400.0)
         gap: float = tunable(0.002, "relative gap to the optimum that is good enough", low=0.0, high=0.5)
         time_limit: float = tunable(5.0, "seconds for the program, after which its best is taken", low=0.01, high=600.0)
 
@@ -117,7 +115,7 @@ class Ymir:
         return max((fewer for fewer in allowed_gpus(least, int(pool.most[row])) if fewer < n), default=0)
 
     def _finished(self, plan: Plan, view: View, merges: kept.Merges, coming: float | None) -> Plan:
-        """With whose weights jobs begin, with whom they train, and who waits for that."""
+        """Add the sources of weights, the partners, and the waiting jobs to the plan."""
         fresh = set(view.jobs.id[(view.jobs.phase == Phase.PENDING)].tolist())
         allocations = {
             job: replace(
@@ -149,13 +147,13 @@ def _without(waiting: Sequence[Waiting], jobs: set[int]) -> list[Waiting]:
 
 
 def _nothing(pool: Pool) -> Division:
-    """The division that leaves everything as it is, before the first round."""
+    """The division that changes nothing, before the first round."""
     running = {row: tuple(pool.jobs.allocation(row).tolist()) for row in np.flatnonzero(pool.resizable).tolist()}
     return divide(pool, running, np.array(sorted(running), dtype=np.int64))
 
 
 def _handed_over(view: View, merges: kept.Merges) -> Memory:
-    """The memory, in whose division the second of a pair has the GPUs of the first, which has ended."""
+    """The memory, with the second of a pair on the GPUs of the first, which has ended."""
     standing = (view.memory or {}).get(ROUND_KEY)
     if standing is None or not merges.follows:
         return view.memory
@@ -166,7 +164,7 @@ def _handed_over(view: View, merges: kept.Merges) -> Memory:
 
 
 def _places(view: View, merges: kept.Merges) -> Mapping[int, tuple[int, ...]]:
-    """GPUs of the first job of a pair, which has just ended: they are the second's if it keeps to as many."""
+    """GPUs of a pair's first job, which has just ended: the second gets them if it uses that many."""
     standing = (view.memory or {}).get(ROUND_KEY)
     if standing is None or not merges.follows:
         return {}

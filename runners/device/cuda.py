@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from .device import CapExceeded, Device, Event, Pair, StepSeconds
+from .device import CapExceeded, Device, Event, Pair, StepSeconds, bytes_of
 
 T = TypeVar("T")
 
@@ -102,11 +102,11 @@ class CudaDevice:
     def copy_in(self, pairs: Sequence[Pair], after: Sequence[Event] = ()) -> Event:
         for event in after:  # of the host: the work is over once the event exists
             self.finish(event)
-        self._step.times.bytes_in += _bytes(pairs)
+        self._step.times.bytes_in += bytes_of(pairs)
         return self._copy(self._load, pairs)
 
     def copy_out(self, pairs: Sequence[Pair]) -> Event:
-        self._step.times.bytes_out += _bytes(pairs)
+        self._step.times.bytes_out += bytes_of(pairs)
         return self._copy(self._out, pairs)
 
     @torch.no_grad()
@@ -174,7 +174,3 @@ def _recorded(stream: Any) -> torch.cuda.Event:
 
 def _seconds(spans: Sequence[tuple[Any, Any]]) -> float:
     return float(sum(before.elapsed_time(after) for before, after in spans)) / 1000
-
-
-def _bytes(pairs: Sequence[Pair]) -> int:
-    return sum(source.numel() * source.element_size() for source, _ in pairs)

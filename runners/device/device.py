@@ -15,6 +15,10 @@ T = TypeVar("T")
 Pair = tuple[torch.Tensor, torch.Tensor]  #: source and target of a copy
 
 
+def bytes_of(pairs: Sequence[Pair]) -> int:
+    return sum(source.numel() * source.element_size() for source, _ in pairs)
+
+
 class CapExceeded(StokerError):
     """More device memory was wanted than the cap allows."""
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import torch
 
-from .device import CapExceeded, Device, Event, Pair, StepSeconds
+from .device import CapExceeded, Device, Event, Pair, StepSeconds, bytes_of
 from .memory_ledger import MemoryLedger
 
 T = TypeVar("T")
@@ -117,17 +117,17 @@ class MeteredDevice:
 
     def copy_in(self, pairs: Sequence[Pair], after: Sequence[Event] = ()) -> Event:
         event = self._enqueue(self._load, pairs, after)
-        self._times.bytes_in += _bytes(pairs)
+        self._times.bytes_in += bytes_of(pairs)
         return event
 
     def copy_out(self, pairs: Sequence[Pair]) -> Event:
         event = self._enqueue(self._out, pairs, ())
-        self._times.bytes_out += _bytes(pairs)
+        self._times.bytes_out += bytes_of(pairs)
         return event
 
     def _enqueue(self, queue: _Queue, pairs: Sequence[Pair], after: Sequence[Event]) -> _Event:
         begin = max([queue.free, self._now, *(event.at for event in after if isinstance(event, _Event))])
-        queue.free = begin + self.seconds(len(pairs), _bytes(pairs))
+        queue.free = begin + self.seconds(len(pairs), bytes_of(pairs))
         queue.given += 1
         queue.pending.append((queue.given, list(pairs)))
         return _Event(queue.free, queue, queue.given)
@@ -182,10 +182,6 @@ class MeteredDevice:
         # Copies under way are part of the step: the next one begins with the newest weights.
         self._now = max(self._now, self._host, self._out.free)
         times.seconds = self._now - begun
-
-
-def _bytes(pairs: Sequence[Pair]) -> int:
-    return sum(source.numel() * source.element_size() for source, _ in pairs)
 
 
 @torch.no_grad()

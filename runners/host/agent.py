@@ -299,7 +299,7 @@ class Agent:
     def _want(self, answer: Assignments) -> None:
         self.shutdown = answer.shutdown
         self.desired = {assignment.lease: assignment for assignment in answer.leases}
-        self.warm.draining = answer.draining
+        self.warm.drain(answer.draining)
         self.warm.keep(answer.warm)
         if self._handover is not None:
             self._handover.send(answer.send)

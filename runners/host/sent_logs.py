@@ -77,7 +77,7 @@ class LogSender(threading.Thread):
             piece = msgspec.json.encode(self._piece(request))
             try:
                 self._client.post_raw(LOG, piece, timeout=_TIMEOUT)
-            except Unreachable:  # once more, as a connection may have been lost that nobody used; the daemon takes it once
+            except Unreachable:  # sent again, as an idle connection may have been lost; the daemon takes it once
                 self._client.post_raw(LOG, piece, timeout=_TIMEOUT)
         except StokerError as error:  # the client gets no answer, is told so, and asks again
             log.warning("a piece of the log of job %d was not sent: %s", request.job, error)

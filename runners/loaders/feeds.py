@@ -105,14 +105,14 @@ class Iteration:
         self._iterator = iter(())  # closes a generator without other references
 
 
-class Singles:
+class Passing:
     """A channel's items one by one, also those that came together."""
 
     def __init__(self, source: Channel) -> None:
         self._source = source
         self._waiting: deque[Item] = deque()
 
-    def get(self, leave: Leaving) -> Item:
+    def take(self, leave: Leaving) -> Item:
         while not self._waiting:
             item = self._source.get(leave)
             if not isinstance(item.payload, Carried):
@@ -126,23 +126,6 @@ class Singles:
 
     def let_go(self) -> None:
         self._waiting.clear()
-
-
-class Passing:
-    """One item after another."""
-
-    def __init__(self, source: Channel) -> None:
-        self._source = Singles(source)
-
-    def take(self, leave: Leaving) -> Item:
-        return self._source.get(leave)
-
-    @property
-    def kept(self) -> tuple[int, int]:
-        return self._source.kept
-
-    def let_go(self) -> None:
-        self._source.let_go()
 
 
 class Carrying:
@@ -199,7 +182,7 @@ class Shuffling:
     """A random item of a buffer that is kept full."""
 
     def __init__(self, source: Channel, buffer: int, seed: str) -> None:
-        self._source = Singles(source)
+        self._source = Passing(source)
         self._buffer = buffer
         self._random = random.Random(seed)
         self._items: list[Item] = []
@@ -208,7 +191,7 @@ class Shuffling:
     def take(self, leave: Leaving) -> Item:
         try:
             while len(self._items) < self._buffer:
-                item = self._source.get(leave)
+                item = self._source.take(leave)
                 self._items.append(item)
                 self._bytes += item.size
         except Drained:

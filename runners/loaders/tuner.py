@@ -100,16 +100,11 @@ class Tuner:
         self._pipeline, self._controller, self._guard, self._report = pipeline, controller, guard, report
         self._free = frozenset((knob.stage, knob.unit) for knob in free)
         self.interval = interval  #: seconds between two steps at most
-        self._failed = ""
-
-    @property
-    def failed(self) -> str:
-        """The controller's failure, since when the values stay; empty: none."""
-        return self._failed
+        self.failed = ""  #: the controller's failure, since when the values stay; empty: none
 
     def give_up(self, why: str) -> None:
         """Ask the controller no more, and ignore a late answer."""
-        self._failed = f"controller {self._controller.name!r} failed: {why}"
+        self.failed = f"controller {self._controller.name!r} failed: {why}"
 
     def begin(self) -> None:
         """Reduce the pipeline's first values to the guard's limits: the first window is the riskiest (tf.data #62821)."""
@@ -150,16 +145,16 @@ class Tuner:
         self._pipeline.discard_window()
 
     def _decide(self, seen: Observation) -> Decision:
-        if not self._failed:
+        if not self.failed:
             try:
                 wanted = self._asked(seen)
             except Exception as error:
                 self.give_up(f"{type(error).__name__}: {error}")
-                log.exception("%s; the pipeline keeps its values %s", self._failed, seen.values)
+                log.exception("%s; the pipeline keeps its values %s", self.failed, seen.values)
             else:
-                if not self._failed:  # it was not given up while it thought
+                if not self.failed:  # it was not given up while it thought
                     return wanted
-        return Decision(seen.values, self._failed)
+        return Decision(seen.values, self.failed)
 
     def _asked(self, seen: Observation) -> Decision:
         """The controller's decision, with the knobs that it may not turn at their values."""
@@ -201,7 +196,7 @@ class Tuner:
 
     def _tell(self, seen: Observation, wanted: Decision, given: Values, refused: str) -> None:
         try:
-            self._report(seen, "fixed" if self._failed else self._controller.name, wanted, given, refused)
+            self._report(seen, "fixed" if self.failed else self._controller.name, wanted, given, refused)
         except Exception:
             log.exception("a step of the tuner could not be reported; it goes on unreported")
             self._report = _unreported

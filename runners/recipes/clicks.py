@@ -71,7 +71,7 @@ def _shard(folder: Path, shard: int) -> Path:
 
 @functools.lru_cache(maxsize=64)
 def _offsets(folder: Path, shard: int) -> NDArray[np.int64]:
-    """Where the lines of a file begin, and where the last one ends."""
+    """The begins of a file's lines, and the end of the last one."""
     offsets: NDArray[np.int64] = np.load(_shard(folder, shard).with_suffix(".npy"))
     return offsets
 

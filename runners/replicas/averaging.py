@@ -1,7 +1,7 @@
-"""A step of which each member of a group computes its share, and the sum that makes the gradients of all of them equal.
+"""A training step in which each member of a group computes its share, and the sum that gives all members the same gradients.
 
-What is summed are gradients of means, each weighted by the samples of its batch over those of the step: so the sum is the gradient of the
-mean over the whole global batch, whoever computed which part of it. Replicas end equal to the bit, as all apply the same sum.
+Each gradient of a batch's mean is weighted by the share of the batch in the step's samples: so the sum is the gradient of the mean
+over the whole global batch, whichever member computed which part. Replicas stay equal to the bit, as all apply the same sum.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from . import sample_ledger
 from .membership import Decision
 from .replica_group import Group
 
-BUNDLE = 4 << 20  #: numbers, after which another bundle of gradients begins
-Sent = tuple[torch.Tensor, Any]  #: a bundle, and its sum that is under way
+BUNDLE = 4 << 20  #: numbers after which the next bundle of gradients begins
+Sent = tuple[torch.Tensor, Any]  #: a bundle, and its pending sum
 
 
 class Behind(Exception):
@@ -33,11 +33,11 @@ class Behind(Exception):
 
 
 class ReplicaStep:
-    """Computes this member's share of a step, sums with the others, and computes more where one of them was lost.
+    """Computes this member's share of a step, sums with the others, and computes more when one of them was lost.
 
-    ``work``: how gradients are computed and weights moved; ``load``: a batch of the positions of the present step; ``meet``: who takes the
-    step, once the members of before are no more. The gradients are summed in *bundles* of parameters, from the last one to the first: a
-    bundle is on its way as soon as all of its gradients are there, beside what is still computed.
+    ``work`` computes gradients and moves weights; ``load`` makes a batch of positions of the present step; ``meet`` decides the members of
+    the step when the former ones are no longer all there. The gradients are summed in *bundles* of parameters, from the last one to the
+    first: the sum of a bundle starts as soon as all of its gradients are computed, while the rest is still being computed.
     """
 
     accumulate = 1
@@ -47,8 +47,9 @@ class ReplicaStep:
     ) -> None:
         self.work, self.group, self.seed, self.most, self.load, self.meet = work, group, seed, most, load, meet
         self.batch = group.settings.batch
-        self.loss = 0.0  #: summed over this member's samples; after `reduce` the mean of the step
+        self.loss = 0.0  #: sum over this member's samples; after `reduce` the mean of the step
         self.values: dict[str, float] = {}
+        self.wrong = -1  #: step of which the samples of all have not added up once
 
     def place(self, model: nn.Module) -> nn.Module:
         self.model, placed = model, self.work.place(model)
@@ -58,15 +59,15 @@ class ReplicaStep:
         return placed
 
     def prepare(self) -> None:
-        """What takes long once is done before others wait for it."""
+        """Do slow one-time work before other members wait for this one."""
         self.work.prepare(self.load(range(self.most)))
 
     def begin(self, decision: Decision) -> None:
-        """The members of the step that comes."""
+        """Set the members of the next step."""
         self.decision = decision
 
     def update(self, batches: Sequence[Any], weight: float) -> torch.Tensor:
-        """The batches of this step are the ledger's."""
+        """Take a step; its batches are those of the ledger."""
         self.loss, self.computed, self.values = 0.0, 0.0, {}
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
@@ -77,10 +78,10 @@ class ReplicaStep:
         return torch.tensor(self.loss)
 
     def _compute(self) -> None:
-        """Add what is this member's to do to its sum."""
-        self.sent: list[Sent] = []  #: bundles on their way
+        """Compute this member's share and add it to its sum."""
+        self.sent: list[Sent] = []  #: bundles whose sums are pending
         share = self.decision.shares.get(self.group.me.lease)
-        if share is None:  # it has just copied the state
+        if share is None:  # this member has just copied the state
             return
         if not share.kept:
             self.optimizer.zero_grad(set_to_none=True)
@@ -94,7 +95,7 @@ class ReplicaStep:
         self.group.tell(done=share.all)
 
     def _round(self, positions: Sequence[range], last: bool) -> None:
-        """Add the gradients of so many batches. Those of several rounds are summed round by round."""
+        """Add the gradients of these batches. Several rounds are summed one after another."""
         before = {each: each.grad.clone() for each in self.trained if each.grad is not None}
         self.optimizer.zero_grad(set_to_none=True)
         whole: set[nn.Parameter] = set()
@@ -145,14 +146,18 @@ class ReplicaStep:
         samples, places, loss, *any_begun = counts.tolist()
         whole = ((0, self.batch),)
         if (samples, places) != (self.batch, sample_ledger.checksum(whole)):
-            raise StokerError(
-                f"replicas: the samples of step {self.group.me.step} do not add up: {samples:.0f} of {self.batch}; nothing was moved, "
-                "and this is a mistake of Stoker's: please tell it with the logs of all members"
-            )
+            if self.wrong == self.group.me.step:
+                raise StokerError(
+                    f"replicas: the samples of step {self.group.me.step} do not add up: {samples:.0f} of {self.batch}; nothing was moved, "
+                    "and this is a mistake of Stoker's: please tell it with the logs of all members"
+                )
+            self.wrong = self.group.me.step
+            self.group.broken(self.decision, "one went by what another had told before")
+            return False
         for bundle, (summed, _) in zip(self.bundles, self.sent, strict=True):
             _take(bundle, summed)
         for parameter, some in zip(parameters, any_begun, strict=True):
-            if not some:  # as it is where one trains alone: the optimizer leaves it as it is
+            if not some:  # None as in training alone, so that the optimizer leaves the parameter unchanged
                 parameter.grad = None
         _give(buffers, values)
         self.loss = loss / self.batch
@@ -163,7 +168,7 @@ class ReplicaStep:
 
 
 def _carrier(kind: torch.dtype) -> torch.dtype:
-    """In which numbers those of a kind are summed."""
+    """The type of numbers in which numbers of this type are summed."""
     return torch.float64 if kind == torch.float64 else torch.float32
 
 
@@ -172,7 +177,7 @@ def _divided(todo: Sequence[range], most: int) -> list[Sequence[range]]:
 
 
 def _bundles(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """From the last parameter to the first, as their gradients come. They depend on the model alone, so they are those of all members."""
+    """Bundles from the last parameter to the first, the order of their gradients. They depend only on the model, so all members agree."""
     found: list[list[nn.Parameter]] = []
     size = 0
     kind: torch.dtype | None = None
@@ -193,7 +198,7 @@ def _gradient(parameter: nn.Parameter) -> torch.Tensor:
 
 
 def _joined(tensors: Sequence[torch.Tensor], kind: torch.dtype) -> torch.Tensor:
-    """One tensor of the host with copies of all."""
+    """One tensor in host memory with copies of all."""
     parts = [each.detach().to("cpu", kind).reshape(-1) for each in tensors]
     return torch.cat(parts) if parts else torch.empty(0, dtype=kind)
 
@@ -202,13 +207,13 @@ def _take(parameters: Sequence[nn.Parameter], summed: torch.Tensor) -> None:
     at = 0
     for parameter in parameters:
         part = summed[at : at + parameter.numel()].view(parameter.shape)
-        grad = torch.empty_like(parameter)  # lies as the parameter does
+        grad = torch.empty_like(parameter)  # with the memory layout of the parameter
         parameter.grad = grad.copy_(part)
         at += parameter.numel()
 
 
 def _buffers(model: nn.Module) -> list[torch.Tensor]:
-    """What is saved of a model besides its parameters, as running means: the first member's count."""
+    """The saved buffers of a model, such as running means: those of the first member are used."""
     names = model.state_dict().keys()
     return [buffer for name, buffer in model.named_buffers() if name in names and not buffer.is_complex()]
 

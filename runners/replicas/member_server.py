@@ -1,6 +1,6 @@
-"""How members of a group ask each other, beside torchft's lighthouse: which lighthouse is in use, how far they are, and for their state.
+"""Requests between members of a group, beside torchft's lighthouse: for the lighthouse in use, their progress, and their state.
 
-One line of JSON each way on a connection of its own; the bytes of a state follow theirs. A member answers while it computes.
+One line of JSON each way on a connection for each request; the bytes of a state follow the answer. A member answers while it computes.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ _POLL = 0.05
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """What a member answers to whoever asks."""
+    """The answer of a member to a request."""
 
     member: Member
-    lighthouse: str = ""  #: that it uses, empty: none yet
+    lighthouse: str = ""  #: the lighthouse that it uses, empty: none yet
     finished: bool = False  #: it has done all steps
-    trained: int = 0  #: bytes of the state that follow, where one was asked for
+    trained: int = 0  #: bytes of the state that follow, if one was requested
 
 
 class _Ask(msgspec.Struct, frozen=True, kw_only=True):
     group: int
-    state_at: int | None = None  #: the state after so many steps is wanted
+    state_at: int | None = None  #: the state after so many steps is requested
     history: str = ""
-    patience: float = 0.0  #: seconds that it waits for that
+    patience: float = 0.0  #: seconds that the sender waits for it
 
 
-# Made here, as msgspec crashes where several threads are the first to decode a type.
+# Made here, as msgspec crashes when several threads are the first to decode a type.
 _STATUS, _ASKED = msgspec.json.Decoder(Status), msgspec.json.Decoder(_Ask)
 
 
 class MemberServer:
-    """Answers the others. ``status`` tells how things are now."""
+    """Answers the other members. ``status`` returns the present state."""
 
     def __init__(self, host: str, port: int, group: int, status: Callable[[], Status]) -> None:
         self._group, self._status = group, status
@@ -55,7 +55,7 @@ class MemberServer:
             def handle(self) -> None:
                 try:
                     outer._answer(self)
-                except (OSError, msgspec.DecodeError):  # it has gone, or is no member
+                except (OSError, msgspec.DecodeError):  # the client has gone, or is no member
                     pass
 
         class Server(socketserver.ThreadingTCPServer):
@@ -67,7 +67,7 @@ class MemberServer:
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.2}, name="members", daemon=True).start()
 
     def publish(self, step: int, history: str, state: bytes) -> None:
-        """Keep a state for those who want it, in place of the former."""
+        """Keep a state for members that request it, instead of the former one."""
         with self._lock:
             self._state = (step, history, state)
 
@@ -81,7 +81,7 @@ class MemberServer:
 
     def _answer(self, handler: socketserver.StreamRequestHandler) -> None:
         asked = _ASKED.decode(handler.rfile.readline(_LONGEST))
-        if asked.group != self._group:  # of a group whose member had this port before
+        if asked.group != self._group:  # meant for a member of another group that had this port before
             return
         state = None
         until = time.monotonic() + min(asked.patience, 600.0)
@@ -101,23 +101,27 @@ class MemberServer:
 
 
 def ask(address: str, group: int, patience: float) -> Status | None:
-    """How a member is; None: it does not answer."""
+    """The status of a member; None: it does not answer."""
     found = _asked(address, _Ask(group=group), patience)
     return None if found is None else found[0]
 
 
 def ask_all(addresses: Sequence[str], group: int, patience: float) -> list[Status]:
-    """The same of several at once; those that answer."""
+    """The status of several members at once; only those that answer."""
     if not addresses:
         return []
     with ThreadPoolExecutor(len(addresses)) as pool:
         return [status for status in pool.map(lambda address: ask(address, group, patience), addresses) if status is not None]
 
 
-def fetch(address: str, group: int, step: int, history: str, patience: float) -> bytes | None:
-    """A member's state after a step; None: it does not give it in time."""
-    found = _asked(address, _Ask(group=group, state_at=step, history=history, patience=patience), patience + 2.0)
-    return None if found is None or not found[0].trained or len(found[1]) != found[0].trained else found[1]
+def fetch(address: str, group: int, step: int, history: str, patience: float, silence: float) -> bytes | None:
+    """A member's state after a step; None: it does not send it in time, or was silent for ``silence`` seconds."""
+    until = time.monotonic() + patience
+    while found := _asked(address, _Ask(group=group, state_at=step, history=history, patience=silence / 2), silence):
+        status, state = found
+        if status.trained or time.monotonic() > until:
+            return state if status.trained and len(state) == status.trained else None
+    return None
 
 
 def _asked(address: str, asked: _Ask, patience: float) -> tuple[Status, bytes] | None:

@@ -1,19 +1,19 @@
-"""Members of the next step of a group of replicas, from whom those who lag copy the weights, and whether they may go on at all.
+"""The members of a replica group's next step, the member whose weights lagging ones copy, and whether the group may go on at all.
 
-torchft's lighthouse tells who is there. That keeps a group whole within one lighthouse; each member runs one, so that none is a single
-point of failure, and what keeps two groups from training side by side is `decide`: all who were told of the same members decide alike.
+torchft's lighthouse lists the members that are present. It keeps a group together within one lighthouse; each member runs one, so that
+none is a single point of failure. `decide` keeps two groups from training side by side: given the same members, all decide alike.
 
-- A step is taken by more than half of those who took the last one, or by half of them where another one has ended, by the daemon's
-  newest word. Where more have ended, all living ones are needed: one that is away may have gone on with those, also a newer one.
-- A sum that has failed here may have ended well elsewhere. So of those in it enough have to be here that the others cannot go on.
-- Where nobody who took a step is here, the daemon's word begins the group: with the oldest living lease, more than half of the living
-  ones, and at first so many as the job wants at least. Not beside a living one that has taken a step and is not there, and not anew
-  where there is a checkpoint that none of these has. The daemon hears of steps late; so where the oldest one is not the first of all,
-  or a sum of it has failed, others may have begun without it, and all living ones are needed.
-- A few who are left, and have been away, have an old state: the newest checkpoint of a task counts, as far as the daemon knows.
-- One that says that it leaves takes no further step, so it counts as ended before the daemon says so.
-- Whoever has another state than the farthest copies it, also from an older checkpoint of its own.
-- Without enough of them they wait, and say for what.
+- A step needs more than half of the members that took the last one, or half of them if another one has ended, by the daemon's newest
+  word. If more have ended, all living members are needed: an absent one, even a newer one, may have gone on with those.
+- A sum that has failed here may have succeeded elsewhere. So enough of its members must be here that the others cannot go on.
+- If no member that took a step is here, the daemon's word begins the group: with the oldest living lease, more than half of the living
+  ones, and at first at least as many as the job wants. It does not begin while a living member that has taken a step is absent, nor anew
+  while there is a checkpoint that none of these has. The daemon learns of steps late; so if the oldest one is not the first of all, or
+  a sum of it has failed, others may have begun without it, and all living members are needed.
+- If only a few are left, and were away, their state is old: then the newest checkpoint of a task counts, as far as the daemon knows.
+- A member that says that it leaves takes no further step, so it counts as ended before the daemon says so.
+- A member with another state than the farthest one copies that state, even if it has an older checkpoint itself.
+- If too few are present they wait, and say for which ones.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ import msgspec
 from ...engine.protocol import ReplicaGroup
 from .sample_ledger import Ranges, Share, shares
 
-SUMS = "sums"  #: the fact that says how a member sums; it was not told at first
+SUMS = "sums"  #: the fact that says how a member sums; early versions do not send it
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """What a member tells the others before each step."""
+    """The message of a member to the others before each step."""
 
     group: int
     lease: int
     index: int  #: of its task within the group
-    address: str  #: host:port where it answers, see `peers`
-    step: int  #: that it has done
-    history: str = ""  #: digest of who took each step up to this one: equal only of equal states; empty: it has taken none
-    took_part: bool = False  #: it has taken a step with others since it was started; else its state is as built, or of a checkpoint
+    address: str  #: host:port where it answers (`member_server`)
+    step: int  #: the last step that it has done
+    history: str = ""  #: digest of the members of each step up to this one, equal only for equal states; empty: no step
+    took_part: bool = False  #: it has taken a step with others since its start; else its state is as built, or from a checkpoint
     last: tuple[int, ...] = ()  #: leases that took its last step
-    done: Ranges = ()  #: of the next step, see `sample_ledger`
+    done: Ranges = ()  #: positions of the next step that it has computed, see `sample_ledger`
     tries: int = 0  #: all-reduces that have failed
-    #: leases of each all-reduce of its next step that has failed here, not surely with all of them
+    #: for each all-reduce of its next step that has failed here, but may have succeeded elsewhere, the leases in it
     doubts: tuple[tuple[int, ...], ...] = ()
-    seconds: float | None = None  #: that it computed for its newest step, None: not known
-    store: str = ""  #: host:port of its store, over which the processes of a group meet
-    own: str = ""  #: the lighthouse that it runs
+    seconds: float | None = None  #: computing time of its newest step, None: not known
+    store: str = ""  #: host:port of its store, where the processes of a group meet
+    own: str = ""  #: its own lighthouse
     leaving: bool = False  #: it takes no further step: the others need not wait for it
     unreached: tuple[int, ...] = ()  #: leases that do not answer it
     reached: bool = False  #: its evaluation has met the target
-    facts: dict[str, str] = {}  #: what has to be the same with all: model, data, …
-    word: ReplicaGroup | None = None  #: the daemon's newest, as far as it knows
+    facts: dict[str, str] = {}  #: facts that must be the same for all members: model, data, …
+    word: ReplicaGroup | None = None  #: the daemon's newest word, as far as it knows
 
     def encoded(self) -> str:
         return msgspec.json.encode(self).decode()
 
 
-_MEMBER = msgspec.json.Decoder(Member)  # made here, as msgspec crashes where several threads are the first to decode a type
+_MEMBER = msgspec.json.Decoder(Member)  # made here, as msgspec crashes when several threads are the first to decode a type
 
 
 def decoded(text: str) -> Member:
@@ -67,16 +67,16 @@ def decoded(text: str) -> Member:
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """What follows from who is there, the same for all of them."""
+    """The decision that follows from the present members, the same for all of them."""
 
-    verdict: Literal["go", "wait", "leave"]  #: leave: it must not be there, and ``why`` tells the remedy
+    verdict: Literal["go", "wait", "leave"]  #: leave: this member must not be in the group, and ``why`` gives the remedy
     why: str = ""
-    members: tuple[Member, ...] = ()  #: who take the step, in the order of their indexes
-    source: Member | None = None  #: whose state is the group's
-    shares: dict[int, Share] = {}  #: of each lease; of those who copy their state none
+    members: tuple[Member, ...] = ()  #: the members of the step, in the order of their indexes
+    source: Member | None = None  #: the member that has the group's state
+    shares: dict[int, Share] = {}  #: by lease; members that copy the state have none
     reached: bool = False
-    left: bool = False  #: some of those who were there are to be waited for no more
-    useless: bool = False  #: of the group's checkpoint nothing is here, and no task that has it has a GPU
+    left: bool = False  #: some former members need not be waited for any more
+    useless: bool = False  #: no present member has the group's checkpoint, and no task with it has a GPU
 
     def lags(self, lease: int) -> bool:
         return self.verdict == "go" and lease not in self.shares
@@ -87,7 +87,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decide(me: Member, present: Sequence[Member], batch: int, least: int) -> Decision:
-    """What ``me`` does next, given all who are there, itself among them. ``batch``: samples of a step; ``least``: members at first."""
+    """The next action of ``me``, given all present members with itself. ``batch``: samples of a step; ``least``: members at first."""
     word = newest([one.word for one in present])
     if (twin := next((one for one in present if one.index == me.index and one.lease > me.lease), None)) is not None:
         return Decision(verdict="leave", why=f"task {me.index} runs again as lease {twin.lease}; this one, lease {me.lease}, is an old one")
@@ -127,12 +127,12 @@ def newest(words: Sequence[ReplicaGroup | None]) -> ReplicaGroup | None:
 
 
 def farthest(present: Sequence[Member]) -> Member:
-    """Whose state counts: of those who have trained with others, before those with a checkpoint; the farthest, and the first of equals."""
+    """The member whose state counts: one that trained with others goes before one with a checkpoint; then the farthest, then the first."""
     return max(present, key=lambda one: (one.took_part, one.step, -one.index))
 
 
 def reaching(members: Sequence[Member]) -> tuple[Member, ...]:
-    """The most of them who all reach each other; of several such groups the one with the first member."""
+    """The largest group of members that all reach each other; of several such groups the one with the first member."""
     best: list[Member] = []
     for first in members:
         group = [first]
@@ -152,9 +152,9 @@ def same_state(one: Member, source: Member) -> bool:
 
 
 def leads(members: Sequence[Member], leader: Member, word: ReplicaGroup | None, leaving: Collection[int] = ()) -> bool:
-    """Whether so many are here of those who took the leader's last step that the others cannot go on without them.
+    """Whether so many members of the leader's last step are here that the others cannot go on without them.
 
-    ``leaving``: leases that have said that they take no further step.
+    ``leaving``: leases that announced that they take no further step.
     """
     living = _living(leader.last, word, leaving)
     there = _behind(members, leader).intersection(living)
@@ -163,12 +163,12 @@ def leads(members: Sequence[Member], leader: Member, word: ReplicaGroup | None, 
 
 
 def _behind(members: Sequence[Member], leader: Member) -> set[int]:
-    """Leases that have taken no other step than the leader's last."""
+    """Leases whose last step is the leader's last."""
     return {one.lease for one in members if one.step < leader.step or same_state(one, leader)}
 
 
 def _in_doubt(members: Sequence[Member], leader: Member, word: ReplicaGroup | None, leaving: Collection[int]) -> set[int]:
-    """Leases that may have taken a step in a sum that has failed for one of these: so many that they, or the living of them, can go on."""
+    """Leases of a sum that failed for one of these, if so many may have taken the step that they, or their living ones, can go on."""
     behind, found = _behind(members, leader), set[int]()
     for tried in {tried for one in members for tried in one.doubts}:
         others = set(tried) - behind
@@ -178,7 +178,7 @@ def _in_doubt(members: Sequence[Member], leader: Member, word: ReplicaGroup | No
 
 
 def _living(leases: Collection[int], word: ReplicaGroup | None, leaving: Collection[int]) -> list[int]:
-    """Those of them that may take a further step."""
+    """Those of the leases that may take a further step."""
     known = leases if word is None else {one.lease for one in word.members}
     return [lease for lease in leases if lease in known and lease not in leaving]
 
@@ -186,7 +186,7 @@ def _living(leases: Collection[int], word: ReplicaGroup | None, leaving: Collect
 def objection(
     members: Sequence[Member], leader: Member, source: Member, word: ReplicaGroup | None, least: int, leaving: Collection[int] = ()
 ) -> str | None:
-    """Why these, who are too few of those who took the last step, may not go on from the state of ``source``; None: they may."""
+    """Why these members, too few of those of the last step, may not go on from the state of ``source``; None: they may."""
     if word is None:
         return "waiting for the daemon to name the members"
     here = {one.lease for one in members}
@@ -194,7 +194,7 @@ def objection(
     away = [lease for lease in living if lease not in here]
     doubt = _in_doubt(members, leader, word, leaving)
     if leader.took_part:
-        # Those who have ended may have taken a further step, with whoever is away. So nobody may be.
+        # Ended members may have taken a further step with absent ones. So none may be absent.
         if away:
             return f"{_too_few(here, leader, word, doubt)}; waiting for {_names(word, away)} or for the daemon's word that it has ended"
         return _newer_state(members, source, word)
@@ -222,7 +222,7 @@ def _too_few(here: Collection[int], leader: Member, word: ReplicaGroup, doubt: C
 
 
 def _newer_state(members: Sequence[Member], source: Member, word: ReplicaGroup) -> str | None:
-    """Of which checkpoint nobody here has the state, in words; None: of none."""
+    """The checkpoint that is newer than all states here, in words; None: there is none."""
     if not (tasks := _with_newer(members, source, word)):
         return None
     saved = ", ".join(f"task {index}" for index in tasks)
@@ -233,19 +233,19 @@ def _newer_state(members: Sequence[Member], source: Member, word: ReplicaGroup) 
 
 
 def _with_newer(members: Sequence[Member], source: Member, word: ReplicaGroup) -> list[int]:
-    """Tasks with the newest checkpoint, if that is newer than the state of ``source`` and they are not here."""
+    """Absent tasks with the newest checkpoint, if that is newer than the state of ``source``."""
     if not source.history:
         return word.saved
     here = {one.index for one in members}
     coming = {one.index for one in word.members}
-    stale = any(one.took_part for one in members)  # else the daemon, which has started them, could not start one with a newer checkpoint
+    stale = any(one.took_part for one in members)  # else the daemon started these because it could start no task with a newer checkpoint
     saved = [each for each in zip(word.saved_steps, word.saved, strict=False) if each[1] not in here and (stale or each[1] in coming)]
     newest = max((step for step, _ in saved), default=0)
     return [index for step, index in saved if step == newest > source.step]
 
 
 def _useless(members: Sequence[Member], source: Member, word: ReplicaGroup | None) -> bool:
-    """Whether these only keep GPUs from the tasks that have the group's checkpoint."""
+    """Whether these members only keep GPUs from the tasks that have the group's checkpoint."""
     if word is None or set(word.stepped) - {one.lease for one in members}:
         return False
     tasks = _with_newer(members, source, word)
@@ -262,14 +262,14 @@ def named(word: ReplicaGroup | None, lease: int | None) -> str:
 
 
 def _without_twins(present: Sequence[Member]) -> list[Member]:
-    """Of two with one index the one with the newer lease."""
+    """The members; of two with the same index only the one with the newer lease."""
     return [one for one in present if not any(other.index == one.index and other.lease > one.lease for other in present)]
 
 
 def other_facts(me: Member, source: Member) -> str | None:
-    """What differs between what two train, in words; None: nothing.
+    """The differences between the trainings of two members, in words; None: there are none.
 
-    What only one of them tells is of another version of Stoker, and does not count; but all of them have to sum alike.
+    A fact that only one of them sends comes from another version of Stoker and does not count; but all must sum in the same way.
     """
     here, there = ({SUMS: "another way"} | one.facts for one in (me, source))
     wrong = {name: f"{name} {value} here, {there[name]} there" for name, value in here.items() if value != there.get(name, value)}
@@ -280,5 +280,5 @@ def other_facts(me: Member, source: Member) -> str | None:
 
 
 def after(history: str, step: int, leases: Sequence[int]) -> str:
-    """The history once these have taken the step."""
+    """The history after these leases have taken the step."""
     return hashlib.sha256(json.dumps([history, step, sorted(leases)]).encode()).hexdigest()[:16]

@@ -1,7 +1,7 @@
-"""A member's part in a group of replicas: it meets the others before each step, and sums with them.
+"""A member of a group of replicas: it meets the others before each step, and sums with them.
 
-torchft does both: its lighthouse tells who is there, its process group is made anew for whoever that is. Each member runs a lighthouse.
-Which one is in use is asked of the members: that of the farthest of those who train, or else of the one that the daemon names.
+torchft does both: its lighthouse lists the present members, and its process group is made anew for these. Each member runs a lighthouse.
+A member asks the others which one is in use: that of the farthest training member, or else that of the member named by the daemon.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from .membership import Decision, Member, decide, decoded, farthest, named, newe
 log = logging.getLogger(__name__)
 
 _POLL = 0.1  #: seconds between looks at the request to stop
-_PAUSE = 0.2  #: seconds between two meetings of a group that may not go on
+_PAUSE = 0.2  #: seconds between two meetings while the group may not go on
 _BEAT = 0.2  #: seconds between signs of life at the lighthouse
-_ASK = 1.0  #: seconds that a member has to answer
-_SLOWEST = 20.0  #: seconds that a step may take of which nothing is known yet
-_LINK = 10e6  #: bytes a second, of the slowest link over which a state is copied
-_SAY = 30.0  #: seconds between two lines that tell why it waits
+_ASK = 1.0  #: seconds to wait for a member's answer
+_SLOWEST = 20.0  #: seconds allowed for a step while its speed is unknown
+_LINK = 10e6  #: bytes a second, slowest link assumed for copying a state
+_SAY = 30.0  #: seconds between two log lines that say why it waits
 
 
 class Finished(Exception):
-    """The group has done all steps. ``state``: the one it ended with, None: no member gives it any more."""
+    """The group has done all steps. ``state``: its final one, None: no member sends it any more."""
 
     def __init__(self, state: bytes | None) -> None:
         super().__init__()
@@ -47,30 +47,30 @@ class Finished(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Of a group, and which member of it this is."""
+    """The settings of a group, and of this member in it."""
 
     group: int
     lease: int
     index: int
     host: str
     port: int
-    batch: int  #: samples of a step
+    batch: int  #: samples in a step
     least: int  #: members at first
-    quorum_timeout: float = 5.0  #: seconds without a sign after which a member counts as lost
-    goodbye: float = 5.0  #: seconds for which one that leaves waits at most until the others have heard it
-    state_bytes: int = 0  #: of the model and its optimizer, about
+    quorum_timeout: float = 5.0  #: a member silent for so many seconds counts as lost
+    goodbye: float = 5.0  #: seconds at most that a leaving member waits until the others know
+    state_bytes: int = 0  #: approximate size of the model and its optimizer
 
 
 class Group:
-    """Not for several threads. ``told`` gives the daemon's newest word, ``stop`` whether the job is asked to stop, ``waits`` is called
-    with words every now and then while it may not go on."""
+    """Not for several threads. ``told`` returns the daemon's newest word, ``stop`` whether the job is asked to stop; ``waits`` is called
+    with the reason from time to time while it may not go on."""
 
     def __init__(
         self, settings: Settings, told: Callable[[], ReplicaGroup | None], stop: Callable[[], bool], waits: Callable[[str], None]
     ) -> None:
         from torch import distributed
 
-        os.environ.setdefault("RUST_LOG", "error")  # it tells megabytes
+        os.environ.setdefault("RUST_LOG", "error")  # else torchft logs megabytes
         try:
             from torchft.coordination import LighthouseServer
         except ModuleNotFoundError:
@@ -79,18 +79,19 @@ class Group:
         logging.getLogger("torchft").setLevel(logging.CRITICAL)
 
         self.settings, self._told, self._stop, self._waits = settings, told, stop, waits
-        self.lost = 0.0  #: seconds in which others were waited for, or an all-reduce had failed
-        self.gaps = 0  #: times that the group had to form anew after it had taken a step
+        self.lost = 0.0  #: seconds lost by waiting for others and by failed all-reduces
+        self.gaps = 0  #: how often the group had to form anew after its first step
         self.finished = False  #: all steps are done
-        self.settled: set[int] = set()  #: leases that do not want the last state: they have it, or have left
+        self.settled: set[int] = set()  #: leases that do not need the last state: they have it, or have left
         self._closed = False
-        self.gives_way = False  #: it has left as it only kept its GPU from the group's checkpoint
+        self.gives_way = False  #: it has left to give its GPU to a task with the group's checkpoint
         self._lighthouse = ""  #: in use
         self._client: Any = None  #: of that
-        self._heard = 0.0  #: when that answered last
-        self._cut: dict[int, str] = {}  #: members that do not answer, and where they should
+        self._heard = 0.0  #: when the lighthouse answered last
+        self._cut: dict[int, str] = {}  #: members that do not answer, with their addresses
+        self._summing: tuple[Any, Decision, float] | None = None  #: the sum under way: its processes, members and start
         self._process_group: Any = None
-        self._formed: object = None  #: for whom that was made
+        self._formed: object = None  #: the members for which the process group was made
         self._said, self._why = -_SAY, ""
         self._nobody = "no member answers yet"  #: why there is no lighthouse
         host = settings.host
@@ -107,11 +108,11 @@ class Group:
                 f"replicas: cannot answer the others at {host}:{settings.port}: {error.strerror}; give the job retries, or try again"
             ) from None
         self.tell(address=f"{_bracketed(host)}:{self._answers.port}")
-        self._beats = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
-        self._beats.start()
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        threading.Thread(target=self._watch, name="watch", daemon=True).start()
 
     def tell(self, **now: Any) -> None:
-        """What others are told of this member from now on, see `Member`."""
+        """Change the fields of `Member` that the others get from now on."""
         self.me = Member(**{name: getattr(self.me, name) for name in self.me.__struct_fields__} | now)
 
     def _status(self) -> Status:
@@ -126,16 +127,16 @@ class Group:
         )  # fmt: skip
         self._own = f"http://{host}:{self._server.address().rpartition(':')[2]}"
 
-    # ---- who takes part ----
+    # ---- the members of a step ----
 
     def meet(self) -> Decision:
         """Wait until this member may take part in the next step.
 
-        Interrupted: the job is asked to stop, and the others know that it leaves; Finished: no step is left; UsageError: it must not be
-        in the group.
+        Raises Interrupted if the job is asked to stop, after the others know that it leaves; Finished if no step is left; UsageError if
+        it must not be in the group.
         """
         began, anew = time.monotonic(), False
-        useful = began  #: when it was, or may have been, of use
+        useful = began  #: the last time at which it was, or may have been, of use
         while True:
             if self._stop() and self._client is None:
                 raise Interrupted
@@ -151,6 +152,8 @@ class Group:
                     return decision
                 continue
             anew = True
+            if self._process_group is not None:  # others may have heard of a step with it, and wait in the sum
+                self._give_up()
             self._say(decision.why)
             if not decision.useless:
                 useful = time.monotonic()
@@ -160,9 +163,9 @@ class Group:
             time.sleep(_PAUSE)
 
     def _met(self) -> Decision:
-        """What follows from who is there."""
+        """Meet once, and decide from the present members."""
         word = newest((self._told(), self.me.word))
-        if word is not None:  # who has ended need not be asked any more
+        if word is not None:  # ended members need not be asked any more
             living = {one.lease for one in word.members}
             self._cut = {lease: address for lease, address in self._cut.items() if lease in living}
         self.tell(word=word, unreached=tuple(self._cut), leaving=self._stop())
@@ -178,7 +181,7 @@ class Group:
             self._nobody = f"the lighthouse in use, {self._lighthouse}, does not answer here: looking for another one"
             self._lighthouse, self._client = "", None
             return Decision(verdict="wait", why=self._nobody)
-        self.tell(word=newest((word, *(one.word for one in present))))  # else those of whom only others have heard were taken to have ended
+        self.tell(word=newest((word, *(one.word for one in present))))  # else members known only to others would seem to have ended
         self.settled.update(one.lease for one in present if one.leaving)
         decision = decide(self.me, present, self.settings.batch, self.settings.least)
         if decision.left and decision.members:
@@ -188,16 +191,16 @@ class Group:
         return decision
 
     def _leave_behind(self, decision: Decision) -> None:
-        """Meet at another lighthouse from now on: the one in use would wait for those who have left until they are silent for long."""
+        """Meet at another lighthouse from now on: the one in use would wait for members that have left until it counts them as lost."""
         others = [one.own for one in decision.members if one.own != self._lighthouse]
-        if not others:  # it is alone, at its own
+        if not others:  # it is alone, at its own lighthouse
             self._server.shutdown()
             self._serve()
             self.tell(own=self._own)
         self._use(others[0] if others else self._own)
 
     def _seek(self) -> None:
-        """Choose the lighthouse: that of the farthest member that trains, or else of the one with which a group begins."""
+        """Choose the lighthouse: that of the farthest training member, or else of the one with which a group begins."""
         answers = self._ask_others()
         if any(status.finished for status in answers):
             raise Finished(self._final_state(answers))
@@ -213,7 +216,7 @@ class Group:
             self._use(self._lighthouse if best.took_part and self._lighthouse else self._own)
             return
         asked = next((status for status in answers if status.member.lease == first), None)
-        if asked is not None:  # one of an older version tells no more than which it uses
+        if asked is not None:  # a member of an older version sends only the lighthouse that it uses
             self._use(asked.lighthouse if best.took_part else asked.member.own or asked.lighthouse)
         elif answers:
             self._nobody = f"waiting for {named(self.me.word, first)} to answer, with which the group begins"
@@ -225,7 +228,7 @@ class Group:
 
         try:
             self._client = LighthouseClient(lighthouse, connect_timeout=timedelta(seconds=_ASK))
-        except Exception:  # it has gone, or the network between is cut
+        except Exception:  # it has gone, or the network is cut
             self._nobody = f"the lighthouse in use, {lighthouse}, is not reached from here: check the network"
             return
         self._nobody = "no member answers yet"
@@ -244,19 +247,19 @@ class Group:
         return f"{self.me.index}.{self.me.lease}"
 
     def leave(self) -> None:
-        """Tell the others that it takes no further step, unless they know."""
+        """Tell the others that this member takes no further step, unless they know."""
         if not self.me.leaving and self._client is not None:
             self.tell(leaving=True)
             with contextlib.suppress(Interrupted, _Silent):
                 self._quorum()
 
     def _quorum(self) -> list[Member]:
-        """All who are there, as the lighthouse tells them. _Silent: it does not; Interrupted: they know that this one leaves.
+        """All present members, from the lighthouse. Raises _Silent if it does not answer, Interrupted once they know that this one leaves.
 
-        One that is asked to stop while it waits says so, but takes the step if the others have counted on it meanwhile.
+        If it is asked to stop while it waits it says so, but takes the step if the others have counted on it meanwhile.
         """
         result: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._join(result)
+        asked = {self._join(result)}
         until = time.monotonic() + self.settings.goodbye if self.me.leaving else math.inf
         while True:
             try:
@@ -264,51 +267,81 @@ class Group:
             except queue.Empty:
                 if self._stop() and not self.me.leaving:
                     self.tell(leaving=True)
-                    self._join(result)
+                    asked.add(self._join(result))
                     until = time.monotonic() + self.settings.goodbye
                 if time.monotonic() > until:
                     raise Interrupted from None
-                if time.monotonic() - self._heard > self.settings.quorum_timeout:  # no sign of the lighthouse either
+                if time.monotonic() - self._heard > self.settings.quorum_timeout:  # the lighthouse is silent too
                     raise _Silent from None
                 continue
             if isinstance(found, Exception):
                 log.debug("no quorum at %s: %s", self._lighthouse, found)
                 raise _Silent
-            if any(one.lease == self.me.lease and one.leaving for one in found):
+            if asked.isdisjoint(found):  # what it told earlier was on its way for long, and has come to the lighthouse after this
+                self._join(result)
+                continue
+            if any(one.lease == self.me.lease and one.leaving for one in found.values()):
                 raise Interrupted
-            return [one for one in found if one.group == self.me.group]
+            return [one for one in found.values() if one.group == self.me.group]
 
-    def _join(self, result: queue.SimpleQueue[Any]) -> None:
-        """Ask the lighthouse who takes the next step: the answer, or what went wrong, comes when all are there."""
-        client, me = self._client, self.me
+    def _join(self, result: queue.SimpleQueue[Any]) -> str:
+        """Ask the lighthouse for the members of the next step, in these words: the answer, or an error, comes when all are there."""
+        client, me, words = self._client, self.me, self.me.encoded()
         wait = timedelta(seconds=3 * self.settings.quorum_timeout)
 
         def call() -> None:
             try:
                 found = client.quorum(self._name(), timeout=wait, address=me.address, store_address=me.store, step=me.step, world_size=1,
-                                      shrink_only=False, data={"member": me.encoded()})  # fmt: skip
-                result.put([decoded(str(one.data["member"])) for one in found.participants])
+                                      shrink_only=False, data={"member": words})  # fmt: skip
+                result.put({text: decoded(text) for one in found.participants for text in [str(one.data["member"])]})
             except Exception as error:
                 result.put(error)
 
         threading.Thread(target=call, name="quorum", daemon=True).start()
+        return words
 
     def _beat(self) -> None:
-        """Signs of life, while there is a group to be in."""
+        """Send signs of life while the member is in a group."""
         while not (self.finished or self._closed):
-            self._ask_again()
             client = self._client
             if client is not None:
                 try:
                     client.heartbeat(self._name(), timeout=timedelta(seconds=_ASK))
                     if client is self._client:
                         self._heard = time.monotonic()
-                except Exception as error:  # who asks for a quorum notices
+                except Exception as error:  # the request for a quorum will notice it
                     log.debug("no sign of the lighthouse: %s", error)
             time.sleep(_BEAT)
 
+    def _watch(self) -> None:
+        known: object = None
+        signs: dict[int, float] = {}
+        while not (self.finished or self._closed):
+            time.sleep(_BEAT)
+            self._ask_again()
+            under_way = self._summing
+            if under_way is None:
+                continue
+            group, decision, began = under_way
+            if under_way is not known:
+                known, signs = under_way, dict.fromkeys(decision.leases, began)
+            late = time.monotonic() - began > self.settings.quorum_timeout / 2
+            if late and self._waits_in_vain(decision, signs) and under_way is self._summing:
+                _break(group)  # ends the wait in the sum
+
+    def _waits_in_vain(self, decision: Decision, signs: dict[int, float]) -> bool:
+        """Whether a member of a sum is silent for too long, or has given the sum up, which a cut link does not show.
+
+        ``signs``: when each member answered last.
+        """
+        others = [one for one in decision.members if one.lease != self.me.lease]
+        answers = {one.member.lease: one.member for one in ask_all([one.address for one in others], self.settings.group, _ASK)}
+        signs |= dict.fromkeys(answers, time.monotonic())
+        silent = time.monotonic() - self.settings.quorum_timeout
+        return any(signs[one.lease] < silent or answers.get(one.lease, one).tries != one.tries for one in others)
+
     def _ask_again(self) -> None:
-        """Of those that did not answer who does so now."""
+        """Ask the members that did not answer again."""
         for lease, address in list(self._cut.items()):
             if ask_all([address], self.settings.group, _BEAT):
                 self._cut.pop(lease, None)
@@ -319,7 +352,7 @@ class Group:
             self._waits(why + self._unreachable())
 
     def _unreachable(self) -> str:
-        """Which others tell an address that is no use on this host."""
+        """The other members whose address is useless on this host, in words."""
         members = self.me.word.members if self.me.word is not None else []
         found = [one.index for one in members if one.address.startswith("127.")]
         if not found or self.settings.host.startswith("127."):
@@ -333,7 +366,7 @@ class Group:
         return (self._lighthouse, tuple((one.lease, one.tries) for one in decision.members))
 
     def _form(self, decision: Decision) -> bool:
-        """Make the process group of those who take the step, unless it is that already."""
+        """Make the process group of the step's members, unless it exists already."""
         key = self._key(decision)
         if key == self._formed:
             return True
@@ -345,7 +378,7 @@ class Group:
         group = ProcessGroupGloo(timeout=timedelta(seconds=self.settings.quorum_timeout))
         try:
             group.configure(f"{decision.members[0].store}/{prefix}", self._name(), rank, len(decision.members))
-        except Exception as error:  # one of them is gone, or a link is cut
+        except Exception as error:  # a member is gone, or a link is cut
             log.debug("the group of %s cannot be formed: %s", decision.leases, error)
             self.failed(decision)
             return False
@@ -353,28 +386,24 @@ class Group:
         return True
 
     def failed(self, decision: Decision) -> None:
-        """An all-reduce, or the making of the group, has failed: the next group is another one, without those that cannot be reached."""
-        self._dissolve()
-        self.tell(tries=self.me.tries + 1)
+        """Record that an all-reduce, or the making of the group, has failed: the next group leaves out members that cannot be reached."""
+        self._give_up()
         others = [one for one in decision.members if one.lease != self.me.lease]
         answered = {status.member.lease for status in ask_all([one.address for one in others], self.settings.group, _ASK)}
         self._cut |= {one.lease: one.address for one in others if one.lease not in answered}
 
-    def _dissolve(self) -> None:
-        """Break the group's connections: others may be in a sum, and wait there for what comes through this member.
+    def _give_up(self) -> None:
+        self._dissolve()
+        self.tell(tries=self.me.tries + 1)
 
-        gloo has no call for that, and a sum that is still held keeps them open. But a receive that takes too long closes all of them.
-        """
-        group = self._process_group
-        for peer in range(group.size() if group is not None else 0):
-            with contextlib.suppress(RuntimeError):  # of itself, or of a peer that has gone
-                group.recv([torch.empty(1)], peer, 0).wait(timedelta(milliseconds=1))
+    def _dissolve(self) -> None:
+        group, self._process_group, self._formed = self._process_group, None, None
         if group is not None:
+            _break(group)
             group.abort(errored=False)
-        self._process_group = self._formed = None
 
     def start(self, tensor: torch.Tensor, decision: Decision) -> Any:
-        """Begin to sum a tensor of the host over the members, in place: what `sum` waits for."""
+        """Begin to sum a tensor in host memory over the members, in place; returns the handle for which `sum` waits."""
         from torch.distributed import AllreduceOptions, ReduceOp
 
         options: Any = AllreduceOptions()
@@ -386,26 +415,33 @@ class Group:
             return error
 
     def sum(self, tensors: Sequence[torch.Tensor], decision: Decision, under_way: Sequence[Any] = ()) -> bool:
-        """Sum tensors of the host over the members, in place, after those that were started before.
+        """Sum tensors in host memory over the members, in place, after those that were started before.
 
-        False: it failed, and what is in them is worth nothing.
+        False: it failed, and the content of the tensors is useless.
         """
         began = time.monotonic()
+        self._summing = (self._process_group, decision, began)
         try:
             for work in (*under_way, *(self.start(tensor, decision) for tensor in tensors)):
                 if isinstance(work, RuntimeError):
                     raise work
                 work.wait()
         except RuntimeError as error:
-            log.info("a member was lost (%s); the step goes on with those who are left", str(error).rpartition("] ")[2][:100])
             self.lost += time.monotonic() - began
-            self.tell(doubts=tuple({*self.me.doubts, decision.leases}))  # another one may have ended the same sum well
-            self.failed(decision)
+            self.broken(decision, f"a member was lost ({str(error).rpartition('] ')[2][:100]})")
             return False
+        finally:
+            self._summing = None
         return True
 
+    def broken(self, decision: Decision, why: str) -> None:
+        """Give up a sum that failed here; for another member it may have succeeded."""
+        log.info("%s; the step goes on with those who are left", why)
+        self.tell(doubts=tuple({*self.me.doubts, decision.leases}))
+        self.failed(decision)
+
     def _patience(self, decision: Decision) -> float:
-        """Seconds for which one that computes, or copies a state, is waited for: a lost one is mostly noticed at once."""
+        """Seconds to wait for a member that computes or copies a state: a lost one is mostly noticed at once."""
         slowest = max(one.seconds if one.seconds is not None else _SLOWEST for one in decision.members)
         copying = self.settings.state_bytes / _LINK if len(decision.shares) < len(decision.members) else 0.0
         return self.settings.quorum_timeout + 3 * slowest + copying
@@ -413,29 +449,31 @@ class Group:
     # ---- states ----
 
     def publish(self, state: bytes) -> None:
-        """Give this member's state to those who ask for it."""
+        """Keep this member's state for those that request it."""
         self._answers.publish(self.me.step, self.me.history, state)
 
     def forget(self) -> None:
         self._answers.forget()
 
     def copy(self, decision: Decision) -> bytes | None:
-        """The group's state, of its source; None: that has gone meanwhile."""
+        """The group's state from its source; None: the source has gone meanwhile."""
         assert decision.source is not None
-        source, seconds = decision.source, self._patience(decision)
-        return fetch(source.address, self.settings.group, source.step, source.history, seconds)
+        return self._fetched(decision.source, self._patience(decision))
 
     def _final_state(self, answers: Sequence[Status]) -> bytes | None:
         patience = self.settings.quorum_timeout + self.settings.state_bytes / _LINK
-        for one in (status.member for status in answers if status.finished):
-            if (state := fetch(one.address, self.settings.group, one.step, one.history, patience)) is not None:
+        for one in answers:
+            if one.finished and (state := self._fetched(one.member, patience)) is not None:
                 return state
         return None
+
+    def _fetched(self, source: Member, patience: float) -> bytes | None:
+        return fetch(source.address, self.settings.group, source.step, source.history, patience, self.settings.quorum_timeout)
 
     # ---- the end ----
 
     def finish(self, state: bytes) -> None:
-        """All steps are done: give the state to those who missed the last one, until nobody is left who may want it."""
+        """After the last step: send the state to members that missed that step, until none is left that may need it."""
         self.publish(state)
         self.finished = True
         self._lighthouse, self._client = "", None
@@ -447,7 +485,7 @@ class Group:
                     self.settled.add(one.member.lease)
             members = self.me.word.members if self.me.word is not None else []
             if self.settled.issuperset(one.lease for one in members if one.address and one.lease != self.me.lease):
-                return  # one that is silent may have stood still, and come back
+                return  # a silent member may have been stopped for a while, and come back
             time.sleep(_POLL)
 
     def close(self) -> None:
@@ -460,6 +498,17 @@ class Group:
 
 class _Silent(StokerError):
     """The lighthouse does not answer."""
+
+
+def _break(group: Any) -> None:
+    """Close a process group's connections: others may be waiting in a sum for data from this member.
+
+    gloo has no call for that, and a pending sum keeps them open. But a receive that times out closes all of them.
+    """
+    with contextlib.suppress(RuntimeError, AssertionError):  # another thread has just closed it
+        for peer in range(group.size()):
+            with contextlib.suppress(RuntimeError):  # the timeout itself, or a peer that has gone
+                group.recv([torch.empty(1)], peer, 0).wait(timedelta(milliseconds=1))
 
 
 def _bracketed(host: str) -> str:

@@ -1,4 +1,4 @@
-"""The training loop of a replica: the one of every recipe and entrypoint, but each step is taken together with whoever is there."""
+"""The training loop of a replica: that of every recipe and entrypoint, but each step is taken together with the present members."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class ReplicaTrainer(Trainer):
-    """One member's run. A step is ``replicas.global_batch`` samples, of which the task's ``batch_size`` are computed at once."""
+    """One member's run. A step has ``replicas.global_batch`` samples, of which the task's ``batch_size`` are computed at once."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class ReplicaTrainer(Trainer):
         order = Order(len(task.train), task.batch_size, task.seed)
         self.source = SampleSource(task.train, task.augment, task.collate, task.seed, order)
         self.history, self.takers = "", tuple[int, ...]()
-        self.agreed = False  #: all know that the target of the stopping rule is reached
+        self.agreed = False  #: all members know that the target of the stopping rule is reached
         facts = _facts(task, stop)
         self.group = Group(settings, told, script.should_stop, self._waits)
         try:
@@ -104,7 +104,7 @@ class ReplicaTrainer(Trainer):
                 self.group.tell(reached=self.reached)
                 self._take_step()
         except Interrupted:
-            if self.group.gives_way:  # the last line of its log is why its lease has ended
+            if self.group.gives_way:  # the last line of the log becomes the reason why its lease ended
                 if self.step > (self.saved or 0):
                     self._save(rng.get_state())
                 log.info("gives its GPU back: a task that has the group's checkpoint needs one first")
@@ -127,7 +127,7 @@ class ReplicaTrainer(Trainer):
         return True
 
     def _finished(self, end: Finished) -> bool:
-        """The others have done all steps."""
+        """Handle that the others have done all steps."""
         if end.state is not None:
             self._unpack(end.state)
         elif not self._at_end():
@@ -144,7 +144,7 @@ class ReplicaTrainer(Trainer):
         return self.step >= self.total or self.agreed
 
     def _agree(self) -> bool:
-        """Meet once more: the sum of the last step may have failed for others, who may have taken it again. False: it has to meet again."""
+        """Meet once more: the last sum may have failed for others, which then took the step again. False: it has to meet again."""
         decision = self._meet()
         if decision.lags(self.group.me.lease):
             if self._copied(decision):
@@ -164,7 +164,7 @@ class ReplicaTrainer(Trainer):
                 if decision.lags(self.group.me.lease) and not self._copied(decision):
                     self.group.failed(decision)  # its source has gone
                     decision = self._meet()
-                elif self._at_end():  # that was the last state
+                elif self._at_end():  # the copied state was the last
                     return
                 elif decision.reached:
                     self.reached = self.agreed = True
@@ -187,7 +187,7 @@ class ReplicaTrainer(Trainer):
     def _train(self, decision: Decision) -> None:
         with self.sharing:
             self.update((), 1.0)
-        decision = self.share.decision  # others may have gone meanwhile
+        decision = self.share.decision  # members may have left meanwhile
         if self.scheduler is not None:
             self.scheduler.step()
         self.history, self.takers = after(self.history, self.step, decision.leases), decision.leases
@@ -203,7 +203,7 @@ class ReplicaTrainer(Trainer):
         self.tell_loss(self.share.loss)
 
     def _load(self, positions: range) -> Any:
-        """The batch of some samples of the present step: the same bits whoever loads it."""
+        """The batch of some samples of the present step: the same bits whichever member loads it."""
         base = self.step * self.order.batch_size
         places = [base + position for position in positions]
         samples = []
@@ -238,13 +238,13 @@ class ReplicaTrainer(Trainer):
         return super()._state(generators, feeds) | {"replicas": {"history": self.history, "last": list(self.takers)}}
 
     def _waits(self, why: str) -> None:
-        """It may not go on; who waits is not hanging."""
+        """Report that it may not go on, so that it does not count as hanging."""
         log.info("waits: %s", why)
         self._report({"members": 0.0} if self.group.me.took_part else None)
 
 
 def word_in(run_dir: Path, assignment: Assignment) -> Callable[[], ReplicaGroup | None]:
-    """The daemon's newest word, that the agent puts into the run directory; read again only when it has put another one there."""
+    """A function that reads the daemon's newest word from the run directory, again only after the agent has put a new one there."""
     path = run_dir / REPLICAS
     known: tuple[object, ReplicaGroup | None] = (None, assignment.replicas)
 
@@ -255,7 +255,7 @@ def word_in(run_dir: Path, assignment: Assignment) -> Callable[[], ReplicaGroup 
             seen = (found.st_ino, found.st_mtime_ns)
             if seen != known[0]:
                 known = (seen, msgspec.json.decode(path.read_bytes(), type=ReplicaGroup))
-        except (OSError, msgspec.DecodeError):  # not there yet, or a full disk has cut it short: what held still holds
+        except (OSError, msgspec.DecodeError):  # the file is missing yet, or cut by a full disk: the last word still holds
             pass
         return known[1]
 
@@ -263,7 +263,7 @@ def word_in(run_dir: Path, assignment: Assignment) -> Callable[[], ReplicaGroup 
 
 
 def digest(model: torch.nn.Module) -> str:
-    """Of all that is saved of a model: equal of equal bits."""
+    """Digest of a model's saved state: equal for equal bits."""
     found = hashlib.sha256()
     for name, value in model.state_dict().items():
         found.update(name.encode())
@@ -272,7 +272,7 @@ def digest(model: torch.nn.Module) -> str:
 
 
 def _facts(task: Task, stop: Stop) -> dict[str, str]:
-    """What has to be the same with all members, in words."""
+    """The facts that must be the same for all members."""
     model = hashlib.sha256()
     for name, parameter in task.model.named_parameters():
         model.update(f"{name} {tuple(parameter.shape)} {parameter.dtype} {parameter.requires_grad}".encode())
@@ -288,12 +288,12 @@ def _facts(task: Task, stop: Stop) -> dict[str, str]:
         "seed": str(task.seed),
         "steps": str(task.steps(stop)),
         "torch": torch.__version__.partition("+")[0],
-        SUMS: f"in bundles of {BUNDLE}",  # a Stoker that sums otherwise must not be in one group with this one
+        SUMS: f"in bundles of {BUNDLE}",  # versions of Stoker that sum differently must not be in one group
     }
 
 
 def _feed(found: Any, value: Any) -> None:
-    """The bits of a sample, as far as they are known to be the same in every process."""
+    """Feed the bits of a sample that are the same in every process into a digest."""
     if isinstance(value, torch.Tensor):
         found.update(f"{value.dtype}{tuple(value.shape)}".encode())
         found.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b"")

@@ -1,8 +1,8 @@
-"""Which samples of a global batch each member computes: a function of the step, the members and what they have done of it already.
+"""The samples of a global batch that each member computes: a function of the step, the members and their work on it so far.
 
-A step is the positions ``0 … batch - 1`` of its global batch (`train.batches.Order`). Nobody keeps the ledger: each member tells what it
-has done of the present step, and all work out the same shares from what all have told. So a batch is neither more nor less than its
-samples, whoever comes, goes or dies: what a lost member had done was in no sum, and falls to the others.
+A step is the positions ``0 … batch - 1`` of its global batch (`train.batches.Order`). No process keeps the ledger: each member sends the
+positions that it has done, and all compute the same shares from these. So a step has exactly the samples of its batch, even if members
+come, leave or die: the work of a lost member was in no sum, and falls to the others.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ Ranges = tuple[tuple[int, int], ...]  #: [begin, end) of positions, in order and
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one member is to add to the sum of a step."""
+    """The part of a step's sum that one member computes."""
 
-    kept: Ranges  #: of what it has done; empty: it begins its sum anew
+    kept: Ranges  #: the part of its finished work that counts; empty: it begins its sum anew
     todo: Ranges
 
     @property
@@ -27,9 +27,9 @@ class Share:
 
 
 def shares(batch: int, done: Sequence[Ranges]) -> list[Share]:
-    """The share of each member, given what each has done: together every position of the batch once.
+    """The share of each member, given the work of each: together they have every position of the batch once.
 
-    What two have done, each without the other, counts for the first of them. The other's sum cannot be taken apart, so it begins anew.
+    A position that two members have done counts for the first. The other's sum cannot be split, so that member begins anew.
     """
     taken: Ranges = ()
     kept: list[Ranges] = []
@@ -41,7 +41,7 @@ def shares(batch: int, done: Sequence[Ranges]) -> list[Share]:
 
 
 def divided(ranges: Ranges, parts: int) -> list[Ranges]:
-    """The positions in as many parts, in order, none of which has two more than another."""
+    """The positions in ``parts`` parts, in order, whose sizes differ by one at most."""
     total = size(ranges)
     left = list(ranges)
     found: list[Ranges] = []
@@ -59,7 +59,7 @@ def divided(ranges: Ranges, parts: int) -> list[Ranges]:
 
 
 def rest(batch: int, taken: Ranges) -> Ranges:
-    """The positions of a batch that are not among these."""
+    """The positions of a batch that are not in ``taken``."""
     found, at = [], 0
     for begin, end in taken:
         if begin > at:
@@ -69,7 +69,7 @@ def rest(batch: int, taken: Ranges) -> Ranges:
 
 
 def joined(ranges: Sequence[tuple[int, int]]) -> Ranges:
-    """The same positions in as few ranges as will do, in order."""
+    """The same positions in as few ranges as possible, in order."""
     found: list[tuple[int, int]] = []
     for begin, end in sorted(ranges):
         if found and begin <= found[-1][1]:
@@ -88,7 +88,7 @@ def size(ranges: Ranges) -> int:
 
 
 def batches(ranges: Ranges, most: int) -> list[range]:
-    """The positions in batches of so many at most, of each range about equally large."""
+    """The positions in batches of at most ``most``, about equally large within each range."""
     found = []
     for begin, end in ranges:
         parts = -(-(end - begin) // most)
@@ -98,5 +98,5 @@ def batches(ranges: Ranges, most: int) -> list[range]:
 
 
 def checksum(ranges: Ranges) -> int:
-    """Of a set of positions: sums over members tell whether all are there, and each once."""
+    """A number for a set of positions: its sum over the members shows whether each position is there once."""
     return sum((end - begin) * (begin + end + 1) // 2 for begin, end in ranges)

@@ -264,7 +264,7 @@ class BatchRing:
         return latest if _needed_in(number, coming) < ahead[latest] else None
 
     def _free(self, slot: int) -> bool:
-        """Nobody living writes there."""
+        """Whether no living process writes to the slot."""
         writer = self._words[self._at_slot(slot) + 3]
         return not writer or not self._held(writer)
 

@@ -149,7 +149,7 @@ class Yielding:
             self._free()
 
     def _settle(self) -> None:
-        """What has been launched computes still."""
+        """Wait until launched work is done."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 

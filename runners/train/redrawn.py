@@ -125,7 +125,7 @@ class UnderWay:
                 raise Stopped
 
     def end(self) -> None:
-        """Nobody waits any more."""
+        """End all waits."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -70,23 +70,18 @@ def set_state(state: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def preserved() -> Iterator[None]:
+def preserved(state_of: Callable[[], Mapping[str, Any]] = get_state) -> Iterator[None]:
     """Leave the generators as they were, whatever the block draws."""
-    state = get_state()
+    state = state_of()
     try:
         yield
     finally:
         set_state(state)
 
 
-@contextmanager
-def host_preserved() -> Iterator[None]:
+def host_preserved() -> AbstractContextManager[None]:
     """The same for a block that draws on the host alone."""
-    state = host_state()
-    try:
-        yield
-    finally:
-        set_state(state)
+    return preserved(host_state)
 
 
 def draws(act: Callable[[], object]) -> bool:

@@ -80,7 +80,7 @@ class Forked:
 
 
 class ServerKind(NamedTuple):
-    """What a fork server has loaded besides torch; this decides which jobs it fits."""
+    """The imports of a fork server besides torch, which decide the jobs that it fits."""
 
     recipe: str | None  #: None: it is for entrypoints
     backbone: str | None = None  #: a pre-trained model, for jobs of any recipe
@@ -339,12 +339,7 @@ class WarmStarts:
         """Kinds of servers that are not kept, the least recently used one first."""
         return sorted(self._servers.keys() - self._kept, key=lambda kind: self._servers[kind].used_at)
 
-    @property
-    def draining(self) -> bool:
-        return self._draining
-
-    @draining.setter
-    def draining(self, now: bool) -> None:
+    def drain(self, now: bool) -> None:
         """Whether no new jobs come: then servers are useless and end."""
         self._draining = now
         if now:

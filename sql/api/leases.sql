@@ -1,4 +1,4 @@
--- Leases of a job with their GPUs, newest first; `beside`: numbers of the jobs that were on these too, of one that shared them. $1: job.
+-- Leases of a job with their GPUs, newest first; `beside`: for a lease that shared them, numbers of the other jobs on them. $1: job.
 WITH beside AS (
     SELECT l.id, list(DISTINCT o.job_id ORDER BY o.job_id) AS jobs
     FROM leases l JOIN lease_gpus m ON m.lease_id = l.id JOIN lease_gpus h ON h.gpu_id = m.gpu_id AND h.lease_id <> l.id

@@ -13,7 +13,7 @@ asked AS (
     SELECT pool, count(*) FILTER (state IN ('submitted', 'pending')) AS waiting, count(*) FILTER (lease_id IS NOT NULL) AS active,
            coalesce(sum(gpus_min) FILTER (state = 'pending'), 0) AS gpus_wanted,
            coalesce(max(epoch(make_timestamp(epoch_us(now())) - coalesce(eligible_at, submitted_at))) FILTER (state = 'pending'), 0) AS longest,
-           count(first_start_at) AS starts,  -- who was held after its first start was eligible anew later
+           count(first_start_at) AS starts,  -- a job held after its first start became eligible again later
            coalesce(sum(greatest(epoch(first_start_at - CASE WHEN eligible_at <= first_start_at THEN eligible_at ELSE submitted_at END), 0)), 0)
                AS waited
     FROM jobs

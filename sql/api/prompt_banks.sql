@@ -1,4 +1,4 @@
--- Banks of the LLM $1 (NULL: all): how large they are, their clusters, and what a lookup scores in the mean over its prompts.
+-- Banks of the LLM $1 (NULL: all): their sizes, their clusters, and the mean number of scores in a lookup.
 WITH clusters AS (
     SELECT llm, revision, tokenizer, medoid, count(*) AS size FROM prompts GROUP BY ALL
 ), shaped AS (

@@ -1,5 +1,5 @@
 -- Jobs that a word may name, with how well it fits: 0 its number, 1 its name or that of its array (newest first), 2 the beginning
--- of one. Those of the user $2 come before other people's. `whole`: the word names the array, of which the first task is given.
+-- of a name. Jobs of the user $2 come before those of others. `whole`: the word names the array, and the row is its first task.
 SELECT
     min(id) AS id,
     arg_min(name, id) AS name,

@@ -1,7 +1,7 @@
--- Jobs of a pool that could first run at or after a moment, ran and have ended, to be replayed; no servers,
--- whose end was no work done. $1: pool, $2: s since the epoch.
--- `work`: GPU-seconds that it would have taken alone on its GPUs; beside others, of which `attained` has half, it was slower.
--- Of one that took turns it is the steps that it has done, by what one takes alone.
+-- Jobs of a pool to be replayed: they could first run at or after a time, ran and have ended. No servers,
+-- whose end does not depend on work. $1: pool, $2: s since the epoch.
+-- `work`: GPU-seconds that the job would have taken alone; beside others, of whose time `attained` has half, it was slower.
+-- For a job that took turns it is its steps times the duration of a step alone.
 WITH used AS (SELECT model, max(utilisation) AS utilisation FROM speeds GROUP BY model),
 slowed AS (
     SELECT l.job_id, avg(coalesce(s.slowdown, greatest(1.0, a.utilisation + b.utilisation))) AS times

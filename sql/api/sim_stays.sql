@@ -1,5 +1,5 @@
--- What the jobs of sim_history.sql held, lease by lease; a GPU is told by its position in the pool. $1: pool, $2: s since the epoch.
--- `gpu_seconds`: of one that shared its GPUs, whose time is divided, NULL: all of it.
+-- The GPUs of the jobs of sim_history.sql, lease by lease; a GPU is its position in the pool. $1: pool, $2: s since the epoch.
+-- `gpu_seconds`: for a lease that shared its GPUs, its part of their time; NULL: all of it.
 WITH places AS (
     SELECT id, row_number() OVER (ORDER BY node_id, idx) - 1 AS place FROM gpus WHERE pool = $1
 ),
@@ -14,6 +14,7 @@ FROM leases l
 JOIN jobs j ON j.id = l.job_id
 LEFT JOIN held w ON w.lease_id = l.id
 LEFT JOIN divided d ON d.lease_id = l.id
-WHERE j.pool = $1 AND j.finished_at IS NOT NULL AND j.run_time > 0 AND epoch(coalesce(j.eligible_at, j.submitted_at)) >= $2::DOUBLE
-  AND l.ended_at IS NOT NULL
+WHERE j.pool = $1 AND j.kind <> 'infer' AND j.finished_at IS NOT NULL AND j.run_time > 0
+      AND epoch(coalesce(j.eligible_at, j.submitted_at)) >= $2::DOUBLE
+      AND l.ended_at IS NOT NULL
 ORDER BY begins, l.id

@@ -1,4 +1,4 @@
--- What the jobs of trace $1 are like, in one row.
+-- A summary of the jobs of trace $1, in one row.
 SELECT
     min(submitted) AS first_submitted,
     max(submitted) AS last_submitted,

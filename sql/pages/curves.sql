@@ -1,4 +1,4 @@
--- What a job measured, step by step: of each name about so many points. $1: job, $2: points.
+-- The metrics of a job by step. $1: job, $2: approximate number of points for each name.
 WITH numbered AS (
     SELECT name, step, value, lease_id, row_number() OVER (PARTITION BY name ORDER BY step, lease_id, seq) AS n,
            count(*) OVER (PARTITION BY name) AS many

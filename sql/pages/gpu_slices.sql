@@ -1,4 +1,4 @@
--- All GPUs in slices of $step seconds: how many were under lease, how many's worth was measured busy, and how much memory was taken.
+-- All GPUs in slices of $step seconds: GPUs under lease, the sum of their measured use, and used memory.
 -- $start, $end: s since the epoch.
 WITH slices AS (SELECT unnest(range(CAST(ceil(($end - $start) / $step) AS BIGINT))) AS slice),
 held AS (

@@ -1,4 +1,4 @@
--- Each GPU within a time: its share under lease, and what was measured of it. $start, $end: s since the epoch.
+-- Each GPU within a time: its share under lease, and its measured use. $start, $end: s since the epoch.
 WITH held AS (
     SELECT gpu_id, sum(least(epoch(until), $end) - greatest(epoch(since), $start)) / ($end - $start) AS leased
     FROM gpu_leased

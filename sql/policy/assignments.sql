@@ -1,4 +1,4 @@
--- Who holds which GPU under live leases: a row a GPU, those of a lease together and in the order of its ranks.
+-- The GPUs of live leases: a row for each GPU, those of a lease together in the order of its ranks.
 SELECT l.id AS lease, l.job_id AS job, l.attempt, l.gpu_count, l.profile, coalesce(l.share, 'exclusive') AS share, l.stop_reason AS stop, j.priority, j.kind,
        coalesce(j.kept_memory, 0) AS kept_memory,
        w.node_id AS node, w.state = 'exited' AS exited, w.state <> 'granted' AS taken_up, w.state NOT IN ('granted', 'starting') AS begun, w.port,

@@ -1,4 +1,4 @@
--- The groups of replicas that some live leases are in: a row a live lease of a group, with what the daemon's word says of the group.
+-- The groups of replicas that some live leases are in: a row for each live lease, with the daemon's word on its group.
 WITH groups AS (
     SELECT DISTINCT coalesce(j.array_id, j.id) AS id FROM leases l JOIN jobs j ON j.id = l.job_id WHERE l.id IN (SELECT unnest($1::BIGINT[]))
 ), tasks AS (
@@ -8,7 +8,7 @@ WITH groups AS (
     SELECT t.grouped, t.place, l.id AS lease, l.state = 'ended' AS ended, l.granted_at, l.ended_at, w.port, n.address, n.host, n.boot_id
     FROM tasks t JOIN leases l ON l.job_id = t.id JOIN workers w ON w.lease_id = l.id JOIN nodes n ON n.id = w.node_id
     WHERE NOT coalesce(l.profile, false)
-), words AS (  -- each lease that is given, tells its port or ends makes a newer one
+), words AS (  -- the word is newer after each lease that is granted, reports its port or ends
     SELECT grouped, count(*) + count(*) FILTER (ended) + count(port) AS epoch FROM held GROUP BY grouped
 ), ends AS (
     SELECT grouped, bool_or(state = 'completed') AS done, coalesce(list(place ORDER BY place) FILTER (saved IS NOT NULL), []) AS saved,

@@ -1,4 +1,4 @@
--- What first starts took in a pool, by model and whether by a fork, means of the newest 20: until the worker lived, from then to the first
+-- Times of first starts in a pool, by model and whether by a fork, means of the newest 20: until the worker lived, from then to the first
 -- step. And whether the next start is expected to be of that sort: by a fork while the newest was one, and its server is still kept. $1: pool.
 WITH firsts AS (
     SELECT l.id, l.job_id, j.model, epoch(l.started_at - l.granted_at) AS worker, l.started_at, l.ended_at, coalesce(l.warm, false) AS warm

@@ -1,5 +1,5 @@
 -- Checkpoints that the daemon wants of runners, as other hosts need them: a lease elsewhere waits for them, or the runner hands its node
--- back and nobody else reads them. By runner: the job, the last of its leases that ended, the directory as in assignments, and the most
+-- back and no other host reads them. By runner: the job, the last of its leases that ended, the directory as in assignments, and the most
 -- bytes.
 WITH readers AS (
     SELECT j.id AS job, n.id AS node, n.fetch_at_most, n.leaving AND n.leaves_at IS NOT NULL AS handed_back,

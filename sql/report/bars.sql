@@ -1,4 +1,4 @@
--- Which lease held which GPU when, within the time of the report; the longest when there are more than $most.
+-- Leases on GPUs within the time of the report; only the longest if there are more than $most.
 WITH bars AS (
     SELECT h.gpu_id, l.id AS lease_id, l.job_id, j.name, l.attempt, l.outcome, l.stop_reason,
            greatest(epoch(l.granted_at), $start) AS drawn_from, least(coalesce(epoch(l.ended_at), $end), $end) AS drawn_to,

@@ -1,4 +1,4 @@
--- The jobs themselves, newest first, each with what it reached.
+-- The jobs, newest first, each with its results.
 WITH chosen AS (
     SELECT j.id, j.name, j.owner, j.model, j.state, j.outcome, j.state_reason, j.gpus_min, j.priority, j.demand, j.attempts,
            j.preemptions, j.failures, j.submitted_at, j.first_start_at, j.finished_at, j.total_steps,

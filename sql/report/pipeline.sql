@@ -1,4 +1,4 @@
--- Steps of the data pipeline that told last, of the job's lowest rank that has one; of $points slices of them one each.
+-- Steps of the data pipeline that reported last, from the job's lowest rank with one; one step from each of $points slices.
 WITH told AS (
     SELECT p.job_id, p.rank, p.pipeline
     FROM pipelines p JOIN jobs j ON j.id = p.job_id

@@ -1,4 +1,4 @@
--- By how much the numbers of waiting and running jobs change, at every moment of change (those within $step seconds taken together).
+-- Changes of the numbers of waiting and running jobs (those within $step seconds are joined).
 WITH chosen AS (
     SELECT j.id
     FROM jobs j

@@ -1,6 +1,6 @@
--- The numbers of the whole: outcomes, JCT, waiting, deadlines, rewards, GPU-time, costs. One row.
+-- The totals in one row: outcomes, JCT, waiting, deadlines, rewards, GPU-time, costs.
 -- A job waits while it holds no GPU. A deadline is due when its job has ended or its last step has passed;
--- what a person cancelled is not counted. Reward of the earliest step that was met (002 ch. 5.3).
+-- a job that a person cancelled is not counted. The reward is that of the earliest step that was met (002 ch. 5.3).
 WITH chosen AS (
     SELECT j.id, j.state, j.outcome, j.preemptions, j.failures, j.submitted_at, j.finished_at,
            coalesce(epoch(j.finished_at), $now) - epoch(j.submitted_at) AS age

@@ -1,5 +1,5 @@
--- Seconds waited by reason: a row for each job and reason ($by_job), or for each model and reason. Commands are of one model if their names
--- are the same without numbers, their user and their labels: each of them has a digest, which tells people nothing.
+-- Seconds waited by reason: a row for each job and reason ($by_job), or for each model and reason. Commands count as one model if their
+-- names without numbers, users and labels are the same: their models are digests, which mean nothing to people.
 -- A stay in 'submitted' waits for other jobs or for a release; a stay in 'pending' for the other tasks of its
 -- array while as many run as may ('cap'), else for GPUs, and how the lease before it ended says why it needs them again; 'assigned' and 'starting' are the start-up, GPUs in hand.
 WITH chosen AS (
@@ -8,7 +8,7 @@ WITH chosen AS (
     FROM jobs j
     WHERE ($jobs IS NULL OR list_contains($jobs, j.id)) AND (j.finished_at IS NULL OR epoch(j.finished_at) >= $since)
 ),
-turned AS (  -- by how much the clock was set up to an event, in all
+turned AS (  -- total of the clock changes up to an event
     SELECT seq, sum((detail ->> '$.seconds')::DOUBLE) OVER (ORDER BY seq) AS seconds FROM events WHERE kind = 'clock.set'
 ),
 entered AS (

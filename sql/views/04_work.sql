@@ -19,7 +19,7 @@ measured AS (  -- on the products that the pool has, else on any: the slowest co
     LEFT JOIN (SELECT DISTINCT pool, name FROM gpus) g ON g.pool = p.pool AND g.name = s.gpu_name
     GROUP BY p.pool, s.signature
 ),
-steps AS (  -- of jobs that stop at a metric `most` is the maximum; what they are expected to need was fitted some steps ago
+steps AS (  -- of jobs that stop at a metric `most` is the maximum; the expected need was fitted some steps ago
     SELECT j.id, coalesce(p.step, 0) AS step, coalesce(p.total_steps, j.total_steps) AS most, p.seconds_per_step AS pace,
            CASE WHEN e.iterations < most THEN greatest(e.iterations, step) ELSE most END AS needed, e.spread
     FROM jobs j

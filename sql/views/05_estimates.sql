@@ -1,6 +1,6 @@
 -- How much work jobs have left now: `work` seen from this moment. sql/policy/jobs.sql does the same from the moment of a View.
 CREATE OR REPLACE VIEW estimates AS
-WITH timed AS (  -- a runner's clock may be ahead of ours: nobody has run for less than nothing
+WITH timed AS (  -- a runner's clock may be ahead of the daemon's, but no run time is negative
     SELECT j.id, j.run_time + coalesce(greatest(epoch(make_timestamp(epoch_us(now())) - l.started_at), 0), 0) AS ran
     FROM jobs j LEFT JOIN leases l ON l.id = j.lease_id AND NOT l.profile
     WHERE j.finished_at IS NULL

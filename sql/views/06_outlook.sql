@@ -1,9 +1,9 @@
--- When jobs that have not ended should start and end, and what becomes of their deadlines: what every listing, explanation and alarm says.
--- A start that is not known is no start at once, so nothing follows from it; but who would be late even so is at risk, and so is who was
--- told to be in time. For the first 10 s of a stay in the queue, and of the time after a pause, nobody has worked its start out yet.
+-- When jobs that have not ended should start and end, and the risk of their deadlines, for all listings, explanations and alarms.
+-- An unknown start does not mean an immediate one, so no end follows from it; but a job that would be late even so is at risk, and so is
+-- one that was announced to be in time. In the first 10 s of a stay in the queue, or after a pause, its start is not computed yet.
 CREATE OR REPLACE VIEW outlook AS
 WITH clock AS (SELECT make_timestamp(epoch_us(now())) AS moment),
-starts AS (  -- who is being stopped, or trains only to be measured, has to wait for its start yet
+starts AS (  -- a job that is being stopped, or only profiled, still has to wait for its start
     SELECT j.id, j.deadline, c.moment, e.ran, e.remaining,
            CASE WHEN j.lease_id IS NOT NULL THEN CASE WHEN j.state <> 'suspending' AND l.profile IS DISTINCT FROM true THEN c.moment END
                 WHEN w.est_start < c.moment THEN c.moment

@@ -1,5 +1,5 @@
--- Runners that may have jobs and are not heard: what is known of these is as old as the last word.
--- A runner that drains keeps that state however silent it is, so there the time tells.
+-- Silent runners that may have jobs: all knowledge of these is as old as the last report.
+-- A draining runner keeps that state however silent it is, so for it the time of the last report decides.
 CREATE OR REPLACE VIEW silent_runners AS
 SELECT id, host, state, epoch(make_timestamp(epoch_us(now())) - last_seen) AS silent, last_seen
 FROM nodes

@@ -1,4 +1,4 @@
--- Who is on which GPU now, and how it shares it: one row a live lease and GPU.
+-- The jobs on each GPU now, and how they share it: one row for each live lease and GPU.
 CREATE OR REPLACE VIEW live_shares AS
 SELECT h.gpu_id, h.node_id AS node, l.id AS lease_id, l.job_id, l.state AS lease_state, coalesce(l.share, 'exclusive') AS share,
        CAST(l.options ->> '$.memory' AS BIGINT) AS memory, l.granted_at,

@@ -15,7 +15,8 @@ partners AS (
 arrays AS (
     SELECT array_id, count(*) AS size, count(*) FILTER (finished_at IS NOT NULL) AS ended,
            count(*) FILTER (finished_at IS NULL AND lease_id IS NOT NULL) AS active, count(*) FILTER (state = 'failed') AS failed,
-           count(*) FILTER (state = 'cancelled') AS cancelled, CASE WHEN ended = size THEN max(finished_at) END AS over,
+           count(*) FILTER (state = 'cancelled') AS cancelled,
+           count(*) FILTER (held AND finished_at IS NULL) AS on_hold, CASE WHEN ended = size THEN max(finished_at) END AS over,
            count(h.silent_since) AS silent, coalesce(sum(h.gpus), 0)::BIGINT AS gpus
     FROM jobs LEFT JOIN holding h USING (lease_id)
     WHERE array_id IS NOT NULL
@@ -28,6 +29,7 @@ timed AS (
            w.code, w.reason AS waits, w.position, CASE WHEN j.lease_id IS NULL THEN o.est_start END AS est_start,
            a.size AS array_size, a.ended AS array_ended, a.active AS array_active, a.failed AS array_failed,
            a.cancelled AS array_cancelled, a.silent AS array_silent, a.over AS array_finished_at, a.gpus AS array_gpus,
+           a.on_hold AS array_held,
            coalesce(o.ran, j.run_time) AS ran, coalesce(j.finished_at, o.est_end) AS ends, o.deadline_risk AS risk,
            epoch(coalesce(j.finished_at, c.moment) - j.submitted_at) AS lived
     FROM jobs j
@@ -55,12 +57,12 @@ SELECT e.id, e.name, e.owner, e.pool, e.kind, e.model, e.state, e.state_since,
             WHEN e.finished_at IS NULL THEN e.risk
             WHEN e.state = 'completed' AND e.finished_at <= e.deadline THEN 'met'
             ELSE 'missed' END AS deadline_risk,
-       e.demand, e.priority, e.held, e.code, coalesce(e.waits, e.state_reason) AS reason, e.position,
+       e.demand, e.priority, e.held AND e.finished_at IS NULL AS held, e.code, coalesce(e.waits, e.state_reason) AS reason, e.position,
        e.array_id, e.array_index, e.array_size, e.array_ended, e.array_active, e.array_failed, e.array_cancelled, e.array_silent,
        e.array_finished_at,
        e.attempts, e.failures, e.preemptions, e.lease_id, e.lease_end, e.checkpoint_step, e.peak_memory, e.reported_at,
        e.silent_nodes, e.silent_since, e.cancel_requested, e.outcome, e.exit_code, e.submitted_at, e.first_start_at, e.finished_at, e.lived AS age,
-       e.share, e.shared_with, e.warm, e.array_gpus
+       e.share, e.shared_with, e.warm, e.array_gpus, e.array_held
 FROM timed e;
 COMMENT ON VIEW jobs_now IS 'Every job as it is now, with its progress, where it runs, why it waits and when it should end';
 COMMENT ON COLUMN jobs_now.id IS 'Number of the job';
@@ -90,7 +92,7 @@ COMMENT ON COLUMN jobs_now.deadline IS 'Last deadline (UTC)';
 COMMENT ON COLUMN jobs_now.deadline_risk IS 'met, missed, safe, at risk or unknown; NULL: no deadline';
 COMMENT ON COLUMN jobs_now.demand IS 'best-effort, soft or strict';
 COMMENT ON COLUMN jobs_now.priority IS 'Larger is more urgent';
-COMMENT ON COLUMN jobs_now.held IS 'Held by a person';
+COMMENT ON COLUMN jobs_now.held IS 'Held by a person, and has not ended';
 COMMENT ON COLUMN jobs_now.code IS 'Why it waits, in a word';
 COMMENT ON COLUMN jobs_now.reason IS 'Why it waits, or why it is in its state, in words';
 COMMENT ON COLUMN jobs_now.position IS 'Place in the queue of its pool, from 1';
@@ -102,6 +104,7 @@ COMMENT ON COLUMN jobs_now.array_active IS 'Tasks of the array that hold GPUs';
 COMMENT ON COLUMN jobs_now.array_failed IS 'Tasks of the array that failed';
 COMMENT ON COLUMN jobs_now.array_cancelled IS 'Tasks of the array that were cancelled';
 COMMENT ON COLUMN jobs_now.array_gpus IS 'GPUs that tasks of the array hold now';
+COMMENT ON COLUMN jobs_now.array_held IS 'Tasks of the array that a person holds';
 COMMENT ON COLUMN jobs_now.array_silent IS 'Tasks of the array on runners that are not heard';
 COMMENT ON COLUMN jobs_now.array_finished_at IS 'When its last task ended (UTC), NULL: one has not ended';
 COMMENT ON COLUMN jobs_now.attempts IS 'Leases granted so far';

@@ -11,7 +11,7 @@ sampled AS (
 ),
 measured AS (
     SELECT g.id AS gpu_id, max(s.ts) AS ts, arg_max(s.power, s.ts) AS power, arg_max(s.temperature, s.ts) AS temperature,
-           -- What was measured of a job that has gone is nothing that others do.
+           -- The last sample of an ended job says nothing about the present ones.
            CASE WHEN g.kind = 'cuda' THEN arg_max_null(CASE WHEN s.lease_id IS NULL OR h.lease_id IS NOT NULL THEN s.utilisation END, s.ts)
                 ELSE least(sum(s.utilisation) FILTER (h.lease_id IS NOT NULL), 1) END AS utilisation,
            CASE WHEN g.kind = 'cuda' THEN arg_max(s.memory_used, s.ts)

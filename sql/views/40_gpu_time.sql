@@ -1,6 +1,6 @@
 -- Who held which GPU when: one row a lease and GPU, for Gantt charts and accounting.
 CREATE OR REPLACE VIEW gpu_time AS
-WITH shared AS (  -- who shares a GPU: its time is divided among all who have it at a moment
+WITH shared AS (  -- the time of a shared GPU is divided among all jobs that have it at a moment
     SELECT h.gpu_id, l.id, l.granted_at AS since, coalesce(l.ended_at, make_timestamp(epoch_us(now()))) AS until
     FROM leases l JOIN lease_gpus h ON h.lease_id = l.id
     WHERE l.share <> 'exclusive'

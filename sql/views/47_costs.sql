@@ -1,11 +1,11 @@
 -- What each job costs: GPU-time that it held and files that it keeps, at the prices of the time (config.toml, [prices]).
 CREATE OR REPLACE VIEW costs AS
-WITH lists AS (  -- each list of prices, from when on until when; the first one holds for what was before
+WITH lists AS (  -- each list of prices with its begin and end; the first one also holds before its begin
     SELECT ts, CASE WHEN row_number() OVER (ORDER BY ts) = 1 THEN TIMESTAMP '-infinity' ELSE ts END AS since,
            coalesce(lead(ts) OVER (ORDER BY ts), TIMESTAMP 'infinity') AS until
     FROM (SELECT DISTINCT ts FROM prices)
 ),
-held AS (  -- a lease costs what its GPUs cost when it was granted
+held AS (  -- a lease has the prices of its GPUs at the time when it was granted
     SELECT t.job_id, sum(t.gpu_seconds) / 3600 AS gpu_hours, sum(t.gpu_seconds / 3600 * coalesce(own.price, other.price, 1)) AS gpu_cost
     FROM gpu_time t
     LEFT JOIN gpus g ON g.id = t.gpu_id

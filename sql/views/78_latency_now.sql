@@ -13,7 +13,7 @@ WITH told AS (
     FROM metrics m JOIN jobs j ON j.id = m.job_id
     WHERE j.kind = 'infer'
     GROUP BY m.job_id, m.lease_id, m.seq, m.ts
-    HAVING number BETWEEN 0 AND 1e9  -- what a task's own code reports under that name is anybody's
+    HAVING number BETWEEN 0 AND 1e9  -- a task's own code may report anything under that name
 ),
 newest AS (
     SELECT * FROM told QUALIFY row_number() OVER (PARTITION BY lease_id, number ORDER BY ts DESC, requests DESC) = 1

@@ -254,12 +254,12 @@ def test_what_can_never_be_is_refused_in_one_line(first, fields, words, host):
     [
         ({"merge": "both"}, "merge: must be transfer, never or job:NAME, not 'both'"),
         ({"merge": "job:"}, "merge: must name a job, such as job:amazon, not 'job:'"),
-        ({"merge": "compute"}, "merge: compute is what share: {gpu: packed} does, with warm starts"),
+        ({"merge": "compute"}, "merge: for compute write share: {gpu: packed}; with warm starts"),
         ({"gpus_max": 2}, "merge: is for jobs on one GPU, and this one takes up to 2; give gpus: 1, or remove it"),
-        ({"begin": "auto"}, "merge: is not carried out with begin; remove one of them"),
-        ({"weights": "job:z"}, "merge: is not carried out with weights; remove one of them"),
-        ({"reuse": Reuse(repeat=2)}, "merge: is not carried out with reuse; remove one of them"),
-        ({"params": {"layers": "head"}}, "merge: with layers: head nothing is trained but the head"),
+        ({"begin": "auto"}, "merge: does not work with begin; remove one of them"),
+        ({"weights": "job:z"}, "merge: does not work with weights; remove one of them"),
+        ({"reuse": Reuse(repeat=2)}, "merge: does not work with reuse; remove one of them"),
+        ({"params": {"layers": "head"}}, "merge: with layers: head only the head is trained"),
         ({"recipe": None, "command": ("x",), "backbone": None, "params": {}}, "merge: is for a job that fine-tunes a backbone by a recipe"),
     ],
 )

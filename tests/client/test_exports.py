@@ -66,7 +66,7 @@ def test_an_export_that_cannot_be_is_one_line(stoker: Stoker, live: DaemonProces
     assert (code, out) == (2, "") and err.startswith("stoker: error: --out: cannot write file/inside: ")
     monkeypatch.setitem(sys.modules, "mlflow", None)
     code, _, err = stoker("export", "mlflow", "spoilt")
-    assert code == 2 and "pip install 'stoker[mlflow]'" in err
+    assert code == 2 and "pip install '.[mlflow]' in Stoker's source tree" in err
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")

@@ -100,6 +100,10 @@ def test_commands_that_hints_name_parse() -> None:
     assert not COMMANDS.keys() & cli.list_commands(click.Context(cli))
 
 
+def test_undrain_is_not_answered_with_drain(stoker: Stoker) -> None:
+    assert stoker("undrain", "gpu1")[2].count("stoker runner resume NODE") == 1
+
+
 def test_lists_of_commands_are_not_cut(stoker: Stoker) -> None:
     for path, command in ALL:
         if isinstance(command, click.Group):
@@ -193,6 +197,7 @@ BAD: list[tuple[list[str], int, str]] = [
     (["ps", "--since", "yesterday"], 2, "--since"),
     (["cancel", "17", "--user", "ann"], 2, "name the jobs, or say what they are"),
     (["cancel", "--state", "runing"], 2, "did you mean 'running'"),
+    (["logs", "17", "-n", "1.5"], 2, "'1.5' is not a valid integer; see"),
     (["logs", "17", "--grep", "("], 2, "--grep: '(' is not a regular expression"),
     (["logs", "17", "--since", "1m", "-n", "5"], 2, "give one of them"),
     (["clean", "x"], 2, "unexpected extra argument"),
@@ -450,6 +455,15 @@ def test_doctor_finds_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert finding.check == "socket" and finding.status == "fail"
     monkeypatch.setattr(checks.importlib.metadata, "requires", lambda _: ["no-such-package>=1", "click>=999", 'torch>=1; extra == "dev"'])
     assert [(finding.check, finding.status) for finding in checks.packages()][:2] == [("no-such-package", "fail"), ("click", "fail")]
+
+
+def test_a_runner_that_was_forgotten_is_nothing_to_mend() -> None:
+    """`doctor` told for ever to forget it once more."""
+    from stoker.engine.cli.running import checks
+
+    runners = [{"id": "a", "state": "gone"}, {"id": "b", "state": "suspect"}]
+    (finding,) = checks.trouble({"tasks": [], "pools": [], "runners": runners})
+    assert finding.found == "b is suspect" and finding.remedy.endswith("stoker runner forget b")
 
 
 def test_a_home_with_a_line_break_is_refused_at_once(stoker: Stoker) -> None:

@@ -405,6 +405,14 @@ def test_backup_and_compact(stoker: Stoker, jobs: dict[str, int]) -> None:
     assert stoker("compact")[0] == 0
 
 
+def test_a_pool_that_is_not_there_keeps_nothing_warm(stoker: Stoker) -> None:
+    """A slip of the pen was taken, and nothing came of it."""
+    for backbones in ([], ["minilm"]):
+        code, _, err = stoker("pool", "warm", "defualt", *backbones)
+        assert code == 3 and "there is no pool 'defualt' (did you mean 'default'?)" in err
+    assert stoker("pool", "warm", "defualt", "--none")[0] == 3
+
+
 def test_runners(stoker: Stoker, jobs: dict[str, int]) -> None:
     assert stoker("drain", "here", "--wait", "--timeout", f"{patient(20):g}")[0] == 0
     assert json.loads(stoker("runner", "list", "--json")[1])[0]["state"] in ("draining", "drained")

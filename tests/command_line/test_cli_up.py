@@ -201,6 +201,34 @@ def test_a_runner_that_can_never_start_is_given_up(home: Home, up: Callable[...,
     assert "restarting it" not in running.said()
 
 
+def of_home(home: Home, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command in a process that gives up at once a runner that cannot run."""
+    words = ["--home", str(home.path), *arguments]
+    program = "import sys; from stoker.engine.cli import main; from stoker.engine.cli.running import up; up.OTHER_RUNNER = 0; "
+    command = [sys.executable, "-c", f"{program} sys.exit(main.run({words!r}))"]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=patient(120))
+
+
+def test_detached_it_tells_at_once_that_its_runner_cannot_run(home: Home) -> None:
+    """It waited for a minute, and left the reason to the log."""
+    begin = time.monotonic()
+    done = of_home(home, "up", "--detach", "--slots", "1", "--node", "no name")
+    took = time.monotonic() - begin
+    assert of_home(home, "down").returncode == 0
+    assert (done.returncode, done.stdout) == (4, "") and took < patient(40)
+    assert "'no name' is no name" in done.stderr and "the daemon is up, and its runner is not" in done.stderr
+
+
+def test_detached_it_takes_a_drained_runner_for_one_that_has_joined(home: Home) -> None:
+    """An upgrade: the host is drained, Stoker is started anew. It waited for a minute and said that the runner had not joined."""
+    start = ["up", "--detach", "--slots", "1", "--node", "here"]
+    for command in (start, ["drain", "here", "--wait"], ["down"]):
+        assert of_home(home, *command).returncode == 0
+    done = of_home(home, *start)
+    assert of_home(home, "down", "--workers").returncode == 0
+    assert done.returncode == 0 and "'stoker runner resume here' lets it start jobs" in done.stderr
+
+
 def test_bad_configuration_is_named(home: Home) -> None:
     Path(home.config).write_text("[polcy]\n")
     command = [sys.executable, "-m", "stoker", "--home", str(home.path), "up"]

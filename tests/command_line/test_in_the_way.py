@@ -63,7 +63,7 @@ def trained(number: int, **facts: object) -> Job:
         ({"profile": UNMEASURED}, {"profile": UNMEASURED}, {}, "how much {jobs} use is not known yet", (1, 2)),
         ({"profile": LARGE}, {"profile": LARGE}, {}, "it and {jobs} would slow each other too much (sharing scores 4, at most 2)", (1,)),
         ({"profile": LARGE}, {}, {}, "the memory of a GPU does not hold it and {jobs}", (1,)),
-        ({"remaining": 10.0}, {}, {}, "{jobs} ends so much sooner that it would be slowed for all its life", (1,)),
+        ({"remaining": 10.0}, {}, {}, "{jobs} ends so much sooner that it would be slowed for its whole remaining time", (1,)),
         ({}, {}, {"pack_knob": -1}, "pack_knob=-1 lets nobody share", ()),
         ({"gpus": 2, "held": (0, 1)}, {}, {}, "no job of its size runs alone that may be joined", ()),
     ],

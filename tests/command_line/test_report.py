@@ -22,7 +22,6 @@ import numpy as np
 import pytest
 from stoker.engine.json_rows import plain
 from stoker.engine.report import Table, read_report, write_report
-from stoker.engine.report.causes_plot import BETWEEN, layers_of
 from stoker.engine.report.data import Report, Scope, Steps, collect
 from stoker.engine.store.reading import read_on
 from stoker.engine.store.sqlfiles import MIGRATIONS, view_files
@@ -498,6 +497,8 @@ def test_the_pipeline_that_told_last_is_drawn(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_causal_graph_is_drawn_where_there_is_one(tmp_path: Path) -> None:
+    from stoker.engine.report.causes_plot import BETWEEN, layers_of  # with matplotlib, which few tests need
+
     made = small()
     edges = [["queues", "queueing"], ["jobs", "queueing"], ["queueing", "preemptions"], ["queueing", "jct"], ["preemptions", "jct"],
              ["fragmentation", "jct"]]  # fmt: skip

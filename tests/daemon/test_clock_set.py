@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -333,9 +334,13 @@ def test_a_daemon_that_was_killed_and_came_back_is_an_event(start_daemon: Callab
     assert f"pid {pid}" in command(home, "status").out and "after its last commit" in command(home, "top", "--once").out
     home.config.write_text("[guards]\nmin_run_time = 'no'\n")
     assert daemon.stop() == 0
-    refused = subprocess.run([sys.executable, "-m", "stoker.engine.daemon", "--home", str(home.path)], capture_output=True, check=False)
+    starts = [sys.executable, "-m", "stoker.engine.daemon", "--home", str(home.path)]
+    refused = subprocess.run(starts, capture_output=True, check=False)
     home.config.unlink()
     assert refused.returncode == 2
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        refused = subprocess.run([*starts, "--tcp", f"127.0.0.1:{other.getsockname()[1]}"], capture_output=True, check=False)
+    assert refused.returncode == 4
     daemon.start()
     assert len(back.events("daemon.back")) == 1, "one that is told to end, or cannot start, is none"
 

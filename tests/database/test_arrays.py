@@ -134,6 +134,20 @@ def test_an_array_of_which_tasks_were_cancelled_is_not_called_completed(store: S
     assert row["array_finished_at"] > row["finished_at"]  # the row is its first task's, which ended before the others
 
 
+def test_an_array_tells_how_many_of_its_tasks_are_held_and_what_has_ended_is_held_no_more(store: Store) -> None:
+    jobs = submit_array(store, "sweep", 3)
+    store.write(control, Control("hold", tuple(jobs), "ann"))
+    (row,) = listed(store)
+    assert (job_columns.state(row), job_columns.progress(row)) == ("pending", "0/3 ended, 3 held")
+    store.write(control, Control("cancel", tuple(jobs[:1]), "ann"))
+    (row,) = listed(store)
+    assert (row["state"], row["held"], job_columns.progress(row)) == ("cancelled", False, "1/3 ended, 1 cancelled, 2 held")
+    assert [(row["state"], row["held"]) for row in objects(store, "api/array_groups", jobs[0])] == [
+        ("submitted", True),
+        ("cancelled", False),
+    ]
+
+
 def test_an_array_is_told_by_the_states_and_reasons_of_its_tasks_and_the_gpus_that_they_hold(store: Store) -> None:
     jobs = submit_array(store, "sweep", 6)
     store.write(control, Control("hold", tuple(jobs[3:]), "ann"))

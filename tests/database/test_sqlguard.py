@@ -13,13 +13,16 @@ import sqlglot
 from adhoc import Server, serving
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlglot import exp
 from sqlglot.errors import SqlglotError
-from stoker.engine.adhoc.allowed import check_parsed, guard
+from stoker.engine.adhoc import functions
+from stoker.engine.adhoc.allowed import _function_classes, check_parsed, guard
 from stoker.engine.adhoc.query import AnswerLimits, plain, readable, run_parquet, run_query
 from stoker.engine.errors import LimitExceeded, StokerError, UsageError
 from stoker.engine.store import lockdown, migrate
 from stoker.engine.store.lockdown import lock_down
 from stoker.engine.store.sqlfiles import view_files
+from waiting import until
 
 pytestmark = pytest.mark.xdist_group("sqlguard")
 
@@ -79,7 +82,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
             before = sorted(target.home.rglob("*"))
             yield target
             assert target.server.process.running.poll() is None  # one process, whatever was asked
-            assert sorted(target.home.rglob("*")) == before  # nothing was written
+            until(lambda: sorted(target.home.rglob("*")) == before)  # nothing was written, and what the last one had is removed
         target.con.close()
 
 
@@ -621,6 +624,8 @@ def test_parquet(target: Target, tmp_path: Path) -> None:
     ("SELECT nme FROM jobs", "nme"), ("SELECT * FROM job", "did you mean 'jobs'"), ("SELECT uper('a')", "did you mean 'upper'"),
     ("DROP TABLE jobs", "only reads"), ("SELECT 1; SELECT 2", "one statement"), ("", "nothing to run"),
     ("SELECT json_tree('[]')", "use it in FROM"), ("SELECT 1 +", "query: "), ("EXPLAIN PIVOT jobs ON state", "PIVOT"),
+    ("SHOW nodes", "only SHOW TABLES; DESCRIBE shows one"), ("select nme from jobs", "LINE 1: select nme from jobs"),
+    ("select 1 AS a,\n nme\nfrom jobs", "LINE 2: nme"),
 ])  # fmt: skip
 def test_errors_say_what_to_do(target: Target, sql: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
@@ -649,3 +654,15 @@ def test_the_locked_database_still_writes_where_it_may(target: Target) -> None:
                 con.execute(sql)
     for name in ("copy.duckdb", "events.parquet"):
         (folder / name).unlink()
+
+
+def test_the_classes_of_allowed_functions_are_those_of_all_calls_that_parse() -> None:
+    found: set[type[exp.Func]] = set()
+    for name in functions.FUNCTIONS | functions.TABLE_FUNCTIONS:
+        for arguments in ("", "a", "a, b", "a, b, c"):
+            try:
+                call = sqlglot.parse_one(f"SELECT {name}({arguments})", dialect="duckdb")
+            except SqlglotError:
+                continue  # not a number of arguments that this function takes
+            found.update(type(node) for node in call.find_all(exp.Func) if not isinstance(node, exp.Anonymous))
+    assert _function_classes() == found

@@ -485,7 +485,8 @@ def test_a_runner_can_not_be_wished_into_a_state(host, before, after):
         host.store.write(runners.report, Report(node="n1", session=host.session, left=True))
     elif before == "gone":
         host.store.write(runners.change_node, runners.NodeChange("n1", "gone", "ann", "x"))
-    with pytest.raises(Conflict, match=f"runner n1 is {before}"):
+    what = "stoker runner list" if before == "up" else "stoker runner start"
+    with pytest.raises(Conflict, match=f"runner n1 is {before}: .*'{what}'"):
         host.store.write(runners.change_node, runners.NodeChange("n1", after, "ann", "x"))
 
 

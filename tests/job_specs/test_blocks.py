@@ -219,14 +219,14 @@ def test_stored_specs_keep_their_model_and_signature(stored: str, model: str, si
         ("memory: {accumulate: some}", "f.yaml:3: memory.accumulate: must be a whole number or auto, not 'some'"),
         ("memory: {accumulate: 2.5}", "f.yaml:3: memory.accumulate: must be a whole number or auto, not 2.5"),
         ("memory: {swap: on}", "f.yaml:3: memory.swap: must be one of auto, off, force, not 'on'"),
-        ("memory: {accumulate: auto}", "f.yaml:3: memory.accumulate: auto is the fewest batches that hide the loading of parts, so it "
-                                       "needs a cap; add one, or write a number"),
-        ("memory: {cap: 1GiB, swap: off}", "f.yaml:3: memory.cap: is what swapping keeps to; remove it, or swap: off"),
+        ("memory: {accumulate: auto}", "f.yaml:3: memory.accumulate: auto needs a cap, to find the fewest batches that hide the loading "
+                                       "of parts; add one, or write a number"),
+        ("memory: {cap: 1GiB, swap: off}", "f.yaml:3: memory.cap: is a limit for swapping; remove it, or swap: off"),
         ("memory: {swap: force}", "f.yaml:3: memory.swap: force needs a cap, such as cap: 600MiB"),
         ("memory: {cap: 2GiB}\ngpu_memory: 1GiB", "f.yaml:3: memory.cap: is more than gpu_memory, 1073741824 bytes; lower it, or remove "
-                                                  "gpu_memory, for which the cap then stands"),
+                                                  "gpu_memory: the cap then counts as that"),
         ("memory: {cap: 2GiB}\ngpus: {min: 1, max: 2}", "f.yaml:3: memory.cap: a model is swapped on one GPU; write gpus: 1"),
-        ("memory: {cap: 2GiB}\nreuse: 3", "f.yaml:3: memory: is not carried out together with reuse; remove one of them"),
+        ("memory: {cap: 2GiB}\nreuse: 3", "f.yaml:3: memory: does not work together with reuse; remove one of them"),
         ("memory: {cap: 2GiB}\nshare: {gpu: packed, memory: 1GiB}", "f.yaml:3: memory.cap: is more than share.memory, 1073741824 bytes; "
                                                                     "lower it, or raise share.memory"),
     ],

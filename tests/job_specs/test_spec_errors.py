@@ -54,8 +54,9 @@ FIELDS = {
     "mapping for text": (RUN + "pool: {a: b}", "f.yaml:2: pool: must be text, not a mapping"),
     "text for bool": (RUN + "hold: maybe", "f.yaml:2: hold: must be true or false, not 'maybe'"),
     "choice": (RUN + "kind: finetunes", "f.yaml:2: kind: must be one of train, finetune, prompt, infer, not 'finetunes' (did you mean 'finetune'?)"),
-    "number as name": (RUN + "name: '12'", "f.yaml:2: name: must be up to 100 letters, digits, '.', '_' and '-', and not digits alone (those are job numbers), not '12'"),
-    "name of a task": (RUN + "name: a[1]", "f.yaml:2: name: must be up to 100 letters, digits, '.', '_' and '-', and not digits alone (those are job numbers), not 'a[1]'"),
+    "number as name": (RUN + "name: '12'", "f.yaml:2: name: must be up to 100 letters of A to Z, digits, '.', '_' and '-', a letter or digit first, and not digits alone (those are job numbers), not '12'"),
+    "name of an option": (RUN + "name: -x", "f.yaml:2: name: must be up to 100 letters of A to Z, digits, '.', '_' and '-', a letter or digit first, and not digits alone (those are job numbers), not '-x'"),
+    "name of a task": (RUN + "name: a[1]", "f.yaml:2: name: must be up to 100 letters of A to Z, digits, '.', '_' and '-', a letter or digit first, and not digits alone (those are job numbers), not 'a[1]'"),
     "no gpus": (RUN + "gpus: 0", "f.yaml:2: gpus: must be at least 1, not 0; on a host without GPUs it counts CPU slots"),
     "min above max": (RUN + "gpus: {min: 4, max: 2}", "f.yaml:2: gpus: min 4 is larger than max 2"),
     "no max": (RUN + "gpus: {min: 4}", "f.yaml:2: gpus: max is missing; write {min: 1, max: 4}, or one number for both"),
@@ -87,8 +88,8 @@ LOADING = {
     "reuse yes": (TRAIN + "reuse: yes", "f.yaml:2: reuse: must be a number of uses, or a mapping such as {repeat: 3, switch: plateau}, not 'yes'"),
     "half a use": (TRAIN + "reuse: 1.5", "f.yaml:2: reuse: must be a number of uses, or a mapping such as {repeat: 3, switch: plateau}, not 1.5"),
     "near": (TRAIN + "reuse: {repeats: 3}", "f.yaml:2: reuse.repeats: unknown field (did you mean 'repeat'?)"),
-    "of a command": (RUN + "reuse: 3", "f.yaml:2: reuse: is for a recipe or an entrypoint, whose loop is ours; a script uses stoker.loaders (docs/loaders.md)"),
-    "pipeline of a command": (RUN + "pipeline: rate", "f.yaml:2: pipeline: is for a recipe or an entrypoint, whose loop is ours; a script uses stoker.loaders (docs/loaders.md)"),
+    "of a command": (RUN + "reuse: 3", "f.yaml:2: reuse: is for a recipe or an entrypoint; a script uses stoker.loaders (docs/loaders.md)"),
+    "pipeline of a command": (RUN + "pipeline: rate", "f.yaml:2: pipeline: is for a recipe or an entrypoint; a script uses stoker.loaders (docs/loaders.md)"),
     "empty buffer": (TRAIN + "reuse: {shuffle_buffer: 0}", "f.yaml:2: reuse.shuffle_buffer: must be between 1 and 1000000000 samples, not 0"),
     "buffer below a batch": (TRAIN + "reuse:\n  shuffle_buffer:\n    batches: 0.5", "f.yaml:4: reuse.shuffle_buffer.batches: must be at least 1, so that a batch fits into the buffer, not 0.5"),
     "buffer of nothing": (TRAIN + "reuse: {shuffle_buffer: {}}", "f.yaml:2: reuse.shuffle_buffer: empty; write {batches: 3}, or a number of samples"),
@@ -105,8 +106,8 @@ LOADING = {
     "peak": (TRAIN + "reuse: {peak: high}", "f.yaml:2: reuse.peak: must be a learning rate, or one of rule, search, not 'high'"),
     "negative peak": (TRAIN + "reuse: {peak: -0.1}", "f.yaml:2: reuse.peak: must be a learning rate above 0 and at most 1e+06, rule or search, not -0.1"),
     "tuner": (TRAIN + "pipeline: rates", "f.yaml:2: pipeline: must be one of rate, fixed, unoptimised, uniform, dqn, rate+dqn, not 'rates' (did you mean 'rate'?)"),
-    "retired tuner": (TRAIN + "pipeline: {tune: plumber}", "f.yaml:2: pipeline.tune: plumber is a baseline of the benchmarks, which jobs no longer have; write rate, which is faster"),
-    "pipeline on": (TRAIN + "pipeline: true", "f.yaml:2: pipeline: must be who tunes it, such as rate, or a mapping such as {tune: rate, workers: {decode: 4}}, not true"),
+    "retired tuner": (TRAIN + "pipeline: {tune: plumber}", "f.yaml:2: pipeline.tune: plumber is a baseline of the benchmarks and no longer open to jobs; write rate, which is faster"),
+    "pipeline on": (TRAIN + "pipeline: true", "f.yaml:2: pipeline: must be a tuner, such as rate, or a mapping such as {tune: rate, workers: {decode: 4}}, not true"),
     "stage": (TRAIN + "pipeline: {workers: {udf: 4}}", "f.yaml:2: pipeline.workers.udf: unknown field; known: decode, augment, batch"),
     "workers": (TRAIN + "pipeline:\n  workers:\n    decode: 0", "f.yaml:4: pipeline.workers.decode: must be between 1 and 1024, not 0"),
     "interval": (TRAIN + "pipeline: {interval: 1ms}", "f.yaml:2: pipeline.interval: must be at least 50ms, so that there is something to measure, not 1ms"),
@@ -155,6 +156,7 @@ WORK = {
     "empty argument": ("command:\n  - echo\n  -", "f.yaml:3: command[1]: must be one value; write \"\" for an empty text, not empty"),
     "env": (RUN + "env: {A-B: 1}", "f.yaml:2: env: 'A-B' is not a variable's name; use letters, digits and '_'"),
     "env ours": (RUN + "env: {CUDA_VISIBLE_DEVICES: 0}", "f.yaml:2: env.CUDA_VISIBLE_DEVICES: is set by Stoker when the job starts; remove it"),
+    "env ours too": (RUN + "env: {STOKER_THREADS: 2, STOKER_HOME: /x}", "f.yaml:2: env.STOKER_HOME: is set by Stoker when the job starts; remove it"),
     "env list": (RUN + "env: [A=1]", "f.yaml:2: env: must be a mapping of names to values, not a list"),
     "secret": (RUN + "env:\n  HF_TOKEN: hf_abc", "f.yaml:3: env.HF_TOKEN: looks like a secret, and specs are stored: put it into a file and name that in env_file"),
     "secret url": (RUN + "env: {DB: 'postgres://me:pw@host/x'}", "f.yaml:2: env.DB: looks like a secret, and specs are stored: put it into a file and name that in env_file"),
@@ -207,7 +209,7 @@ SEVERAL = {
     "cron weekday": (RUN + "cron: 0 0 * * 8", "f.yaml:2: cron: weekday '8' is not within 0 to 7 (0 and 7 are Sunday), low to high"),
     "cron never": (RUN + "cron: 0 0 31 2 *", "f.yaml:2: cron: '0 0 31 2 *' never fires: there is no such day"),
     "cron array": (RUN + "cron: 0 0 * * *\narray: {params: {a: [1]}}", "f.yaml:2: cron: an array cannot recur; let a recurring job submit it"),
-    "cron key": (RUN + "cron: 0 0 * * *\nidempotency_key: a", "f.yaml:3: idempotency_key: a recurring job is submitted again and again, and the key would refuse all but the first; remove it"),
+    "cron key": (RUN + "cron: 0 0 * * *\nidempotency_key: a", "f.yaml:3: idempotency_key: a recurring job is submitted again and again, and the key would refuse all except the first; remove it"),
     "cron time of day": (RUN + "cron: 0 0 * * *\ndeadline: 18:30", "f.yaml:3: deadline: a recurring job needs a duration, such as 2h from each start on"),
     "cron deadline": (RUN + "cron: 0 0 * * *\ndeadline: 2031-01-01T10:00Z", "f.yaml:3: deadline: a recurring job needs a duration, such as 2h from each start on"),
 }  # fmt: skip
@@ -234,6 +236,22 @@ YAML = {
 def test_one_line_names_line_field_and_remedy(case: tuple[str, str], context: Context) -> None:
     text, expected = case
     assert message(text, context) == expected.replace("{cwd}", str(context.cwd))
+
+
+@pytest.mark.parametrize(
+    ("text", "also"),
+    [
+        ("{}", ["nothing to run; give one of recipe, command and entrypoint"]),
+        ("command: []", ["empty; give a program and its arguments"]),
+        ("command: é", []),
+    ],
+)
+def test_where_no_name_can_be_made_the_rest_is_said_too(text: str, also: list[str], context: Context) -> None:
+    with pytest.raises(UsageError) as caught:
+        load_text(text, "<stdin>", context)
+    *others, name = caught.value.lines
+    assert name.startswith("<stdin>:1: name: missing; give the job a name: up to 100 letters of A to Z")
+    assert others == [f"<stdin>:1: command: {problem}" for problem in also]
 
 
 @pytest.mark.parametrize("text", ["a: [1", "a: b: c", "\t- a", "a: 'b", "%YAML 9.9\n---\na: 1", 'a: "\\ud800"'])

@@ -96,7 +96,7 @@ def test_a_recipe_whose_package_is_not_installed(tmp_path: Path, monkeypatch: py
     for name in ("safetensors", "transformers"):
         (tmp_path / f"{name}.py").write_text("")
     monkeypatch.setattr(sys, "path", [*hidden, str(tmp_path)])
-    said = "which this Python has not: pip install '.[recipes]' in Stoker's source tree; on the runner's host it may be there"
+    said = "which this Python lacks: pip install '.[recipes]' in Stoker's source tree; on the runner's host it may be there"
     assert told("recipe: text-classifier", tmp_path, {}) == [f"f.yaml:1: recipe: needs tokenizers, {said}"]
     assert told("recipe: jpeg-cnn", tmp_path, {}) == [f"f.yaml:1: recipe: needs PIL, {said}"]
     assert told("recipe: toy", tmp_path, {}) == told("recipe: jpeg-cnn", tmp_path) == []

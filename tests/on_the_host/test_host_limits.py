@@ -170,7 +170,7 @@ def test_the_field_is_read_with_its_units_and_written_back() -> None:
         ("host: {cpus: 1.5}", "host.cpus: must be a whole number"),
         ("host: {memory: many}", "host.memory: "),
         ("host: {cpu: 2}", "host.cpu: unknown field (did you mean 'cpus'?)"),
-        ("host: {cpus: 1}\nshare: {gpu: packed}\ngpu_memory: 1GiB", "host.cpus: is not carried out for a job that shares its GPUs"),
+        ("host: {cpus: 1}\nshare: {gpu: packed}\ngpu_memory: 1GiB", "host.cpus: does not work for a job that shares its GPUs"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_carried_out_is_refused(text: str, words: str) -> None:

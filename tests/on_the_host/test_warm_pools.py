@@ -112,7 +112,7 @@ def test_a_runner_keeps_what_it_is_told_to_within_its_memory(monkeypatch: pytest
     assert [(one.backbone, one.recipe, one.state) for one in starts.told()] == [
         ("bert", "any", "ready"), ("gpt", "any", "ready"), ("", "toy", "failed"),
     ]  # fmt: skip
-    starts.draining = True
+    starts.drain(True)
     assert [one.state for one in starts.told()] == ["failed"]
 
 

@@ -6,6 +6,7 @@ import math
 import multiprocessing
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -228,9 +229,10 @@ def touched(sample: dict[str, Any]) -> float:
 
 
 def named_shared_memory(_: Any) -> list[str]:
-    """What this process has of /dev/shm, mapped or open."""
-    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if "/dev/shm" in line]
-    return mapped + [target for file in Path("/proc/self/fd").iterdir() if "/dev/shm" in (target := link(file))]
+    """What this process has of /dev/shm, mapped or open, beside the files of the tests, which may lie there."""
+    mapped = Path("/proc/self/maps").read_text().splitlines()
+    found = [line for line in (*mapped, *map(link, Path("/proc/self/fd").iterdir())) if "/dev/shm" in line]
+    return [line for line in found if tempfile.gettempdir() not in line]
 
 
 def link(file: Path) -> str:

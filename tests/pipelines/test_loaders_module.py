@@ -79,6 +79,7 @@ def test_the_autotuned_script_trains_and_says_what_the_tuner_found(tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # by day the same wrapper, in the process of the tests: test_reuse_wrapper.py
 def test_the_reuse_script_trains_in_two_stages(tmp_path: Path) -> None:
     said = run(str(ROOT / "examples" / "reuse_script.py"), "--samples=256", "--passes=4", cwd=tmp_path)
     assert re.search(r"^step \d+ of 32, \d+ samples decoded: from here on without reuse, as ", said, re.MULTILINE), said

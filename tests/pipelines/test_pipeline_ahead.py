@@ -25,7 +25,7 @@ from pipeline_work import (
     with_own,
 )
 from stoker.engine.errors import UsageError
-from stoker.runners.loaders.feeds import Carrying, Singles
+from stoker.runners.loaders.feeds import Carrying, Passing
 from stoker.runners.loaders.pipeline import Pipeline
 from stoker.runners.loaders.stages import Batch, Map, Prefetch, Shuffle, Source, Stage
 from stoker.runners.loaders.tuning.controller import with_along
@@ -275,8 +275,8 @@ def test_singles_are_given_in_their_order() -> None:
     channel.put(0, single[0])
     channel.put(1, Item((), Carried(single[1:4]), 3))
     channel.put(2, single[4])
-    singles = Singles(channel)
-    assert [singles.get(lambda: False).payload for _ in range(5)] == list(range(5))
+    singles = Passing(channel)
+    assert [singles.take(lambda: False).payload for _ in range(5)] == list(range(5))
     assert singles.kept == (0, 0)
 
 

@@ -189,7 +189,7 @@ def test_a_process_that_has_an_item_ahead_is_not_kept() -> None:
 def test_none_is_taken_ahead_where_none_waits_another_worker_does_or_the_queue_behind_is_full() -> None:
     source, output = Channel(Bound(9, 1 << 20), ordered=True), Channel(Bound(1, 1 << 20), ordered=True)
     crew = Crew("udf", Passing(source), source, output, None, pytest.fail, processes=True)
-    crew._wanted = 1
+    crew.wanted = 1
     worker = _Worker(None, True)
     assert crew._take_ahead(worker) is None
     for number in range(3):

@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -342,18 +343,27 @@ if __name__ == "__main__":
         with staged(DataLoader(data, 8, num_workers=1)) as pipeline:
             print([[part.shape[0] for part in batch] for batch in pipeline])
 """
+
+
+@pytest.fixture
+def unshared() -> Iterator[Path]:
+    """A folder that is not in shared memory, as those of the tests may be."""
+    with tempfile.TemporaryDirectory(dir=Path(__file__).parents[2] / "build") as folder:
+        yield Path(folder)
+
+
 UNSHARED = ["unshare", "--user", "--map-root-user", "--mount"]
 
 
 @pytest.mark.slow
 @pytest.mark.nightly  # with room enough: test_processes_collate_in_memory_of_their_own
-def test_a_container_s_small_shared_memory_is_no_limit(tmp_path: Path) -> None:
+def test_a_container_s_small_shared_memory_is_no_limit(unshared: Path) -> None:
     """8 MiB a batch, and 2 of /dev/shm."""
     try:
         subprocess.run([*UNSHARED, "mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", "/dev/shm"], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("a file system cannot be mounted here")
-    script = tmp_path / "script.py"
+    script = unshared / "script.py"
     script.write_text(SMALL)
     mounted = f"mount -t tmpfs -o size=2m tmpfs /dev/shm && exec {sys.executable} {script}"
     path = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -363,7 +373,7 @@ def test_a_container_s_small_shared_memory_is_no_limit(tmp_path: Path) -> None:
         text=True,
         timeout=patient(60),
         check=False,
-        env=os.environ | {"PYTHONPATH": path},
+        env=os.environ | {"PYTHONPATH": path, "TMPDIR": str(unshared)},
     )
     assert done.stdout == "[[8, 8]]\n" * 2, done.stderr
 

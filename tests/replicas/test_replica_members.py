@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
 import pytest
 from replica_members import PATIENCE, Member, World, counting, world
+from replicas_links import hosts
 
 pytest.importorskip("torchft", reason="the extra 'replicas' is not installed")
 import torch
@@ -164,6 +166,25 @@ def test_a_member_that_stood_still_is_left_behind_and_copies_the_state(tmp_path:
         os.kill(first.pid, signal.SIGCONT)
         ended_alike(there, first, second, third, steps=200)
         assert "copied the weights of task" in first.log
+
+
+def test_of_two_of_which_one_does_not_reach_the_other_one_is_left_out_until_the_link_is_mended(tmp_path: Path) -> None:
+    with ExitStack() as held:
+        try:
+            links = held.enter_context(hosts(3))
+        except OSError as error:
+            pytest.skip(f"no link can be cut here: {error}")
+        hurry = tmp_path / "hurry"
+        job = counting(least=3, steps=100, timeout=1.0 * PATIENCE, pace=0.04, hurry=str(hurry))
+        there = held.enter_context(world(tmp_path, job, links))
+        first, second, third = there.start(0, 1, 2)
+        there.until_step(first, 3)
+        links[2].lose(links[1])
+        there.until(lambda: any("do not reach each other" in one.log for one in (second, third)), "nobody is left out")
+        there.until_step(first, first.step + 5)  # the others go on
+        links[2].find(links[1])
+        hurry.touch()
+        ended_alike(there, first, second, third, steps=100)
 
 
 def test_one_that_stood_still_as_the_others_finished_ends_with_their_state(tmp_path: Path) -> None:

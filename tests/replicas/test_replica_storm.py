@@ -28,13 +28,15 @@ def test_a_thousand_steps_under_kills_stops_pauses_and_cut_links_count_each_samp
 
 
 def test_a_step_that_two_groups_took_is_told_from_one_that_was_taken_again() -> None:
-    def member(lease: int, *taken: tuple[int, str, list[int]]) -> Any:
-        return SimpleNamespace(lease=lease, taken=[(step, "", history, leases) for step, history, leases in taken])
+    def member(lease: int, history: str, leases: list[int], moment: float, ended: float = 100.0) -> Any:
+        return SimpleNamespace(lease=lease, taken=[(7, history, leases, moment)], ended=ended)
 
-    killed = member(1, (7, "a", [1, 2, 3, 4]))  # it alone ended that sum well
-    others = [member(lease, (7, "b", [2, 3, 4])) for lease in (2, 3, 4)]
-    assert replicas.splits([killed, *others]) == []
-    beside = [member(lease, (7, "c", [1, 5])) for lease in (1, 5)]
+    one = member(1, "a", [1, 2, 3, 4], 1.0)  # it alone has ended that sum well
+    others = [member(lease, "b", [2, 3, 4], 2.0) for lease in (2, 3, 4)]
+    assert replicas.splits([one, *others]) == []
+    alone = member(5, "c", [5], 1.0, ended=1.5)  # it was killed, and nobody else had that state
+    assert replicas.splits([alone, *others]) == []
+    beside = [member(lease, "d", [1, 5], 3.0) for lease in (1, 5)]
     assert replicas.splits([*others, *beside]) == [7]
 
 

@@ -55,7 +55,7 @@ def server(host, name="tagger", **fields):
         ({"demand": Demand("strict", (Tier(4e9 / 2),))}, [("deadline", "a server has no end: it lives until it is cancelled; remove it")]),
         ({"gpus_min": 2, "gpus_max": 2}, [("gpus", "a server has one GPU; leave it out, and for several servers submit an array")]),
         ({"recipe": None, "command": ("python", "serve.py")},
-         [("kind", "infer serves a recipe or an entrypoint, whose task answers; a command that serves is of kind train")]),
+         [("kind", "infer is for a recipe or an entrypoint whose task answers; give a command that serves the kind train")]),
         ({"cron": "0 3 * * *"}, [("cron", "a server that never ends cannot recur; submit it once")]),
         ({"array_index": 0, "array_size": 2, "array_cap": 1, "name": "tagger[0]"},
          [("array.max_running", "servers do not end, so those beyond it would never start; remove it")]),
@@ -221,6 +221,9 @@ def test_a_replay_leaves_it_out_and_says_so(host):
     assert [row[0] for row in history[0]] == [other]
     assert history[1] == [{"not_ended": 0, "never_ran": 0, "held_before": 0, "servers": 1}]
     assert [row[-1] for row in host.store.rows("policy/tuning_history", "default", 0.0)] == [other]
+    host.ends(job)
+    assert [row[0] for row in host.store.rows("api/sim_history", "default", 0.0)] == [other]
+    assert [row[0] for row in host.store.rows("api/sim_stays", "default", 0.0)] == [other], "nor is what it held kept when it has ended"
 
 
 # ---- where it is, and what it was built with ----

@@ -178,8 +178,8 @@ def test_values_are_compared_to_the_bit() -> None:
     ("text", "problem"),
     [
         ("recipe: jpeg-cnn\nshare: {input: a b}", "f.yaml:2: share.input: must be up to 100 letters, digits, '.', '_' and '-', not 'a b'"),
-        ("command: echo\nshare: {input: a}", "f.yaml:2: share.input: is for a recipe or an entrypoint, whose batches Stoker makes; remove"
-         " it, or write an entrypoint"),
+        ("command: echo\nshare: {input: a}", "f.yaml:2: share.input: is for a recipe or an entrypoint, as Stoker makes their batches;"
+         " remove it, or write an entrypoint"),
         ("recipe: jpeg-cnn\nshare: {input: a}\nreuse: 3", "f.yaml:2: share.input: cannot go with reuse, which draws each batch from a"
          " buffer of the job's own; remove one of them"),
     ],

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import pytest
 from stoker.engine.sim.cluster import Cluster
@@ -242,7 +242,7 @@ def test_costs_are_added_up() -> None:
 @pytest.mark.parametrize("served", [result([], [], []), result([NAN] * 3, [NAN] * 3, [0] * 3)], ids=["no jobs", "nothing ended"])
 def test_nothing_is_none_and_not_a_number_is_nowhere(served: Result) -> None:
     workload: Workload = QUEUE if len(served.fates.ended) else make_workload("empty", [], [], [])
-    got = dataclasses.asdict(f.figures(workload, served, TWO))
+    got = msgspec.structs.asdict(f.figures(workload, served, TWO))
     assert {value for name, value in got.items() if name not in ("preemptions", "lost_gpu_time")} == {None}
     assert (got["preemptions"], got["lost_gpu_time"]) == (0, 0)
 
@@ -268,4 +268,4 @@ def test_columns_are_those_of_the_table() -> None:
     text = (MIGRATIONS / "0002_simulation.sql").read_text()
     columns = [line.split()[0] for line in text[text.index("CREATE TABLE sim_runs") :].split(");")[0].splitlines()[1:] if line.strip()]
     first, last = columns.index("jct_avg"), columns.index("lost_gpu_time")
-    assert columns[first : last + 1] == [field.name for field in dataclasses.fields(f.Figures)]
+    assert columns[first : last + 1] == list(f.Figures.__struct_fields__)

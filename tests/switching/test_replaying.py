@@ -208,8 +208,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "packed": ({"share": Share(gpu="packed", memory="replay")}, "write gpu: switched beside it, or remove it"),
     "alone": ({"share": Share(memory="replay")}, "write gpu: switched beside it, or remove it"),
     "a command": ({"recipe": None, "command": ("true",)}, "cannot do to a command"),
-    "swapped parts": ({"memory": Memory(cap=1 << 30)}, "where parts are swapped; remove it, or memory.cap"),
-    "reuse": ({"reuse": Reuse(repeat=2)}, "where they are reused"),
+    "swapped parts": ({"memory": Memory(cap=1 << 30)}, "with memory.cap a step may have moved weights already"),
+    "reuse": ({"reuse": Reuse(repeat=2)}, "with reuse its samples are used up"),
     "kept features": ({"params": {"features": "kept"}}, "features"),
 }
 
@@ -219,7 +219,7 @@ def test_it_is_for_plain_steps_of_trainings_that_take_turns(given: str) -> None:
     fields, words = REFUSED[given]
     spec = JobSpec(**({"name": "a", "recipe": "toy", "share": Share(**SHARE)} | fields))  # type: ignore[arg-type]
     told = [problem.problem for problem in problems(spec) if problem.field == WHAT]
-    assert len(told) == 1 and told[0].startswith("replay gives a step up for a job that goes before, ") and words in told[0]
+    assert len(told) == 1 and told[0].startswith("replay gives a step up for a job of higher priority, ") and words in told[0]
 
 
 def test_replicas_are_refused_and_plain_micro_batches_are_not() -> None:

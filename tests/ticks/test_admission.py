@@ -215,6 +215,17 @@ class TestFromTheMiddle:
         assert seen[0] == [["train", "prompt"], ["", "minilm"], ["", "packed"]]
         assert seen[1] == [["train", "prompt", ""], ["", "minilm", "smollm"], ["", "packed", ""]]
 
+    def test_one_more_job_is_in_every_column(self) -> None:
+        """Beside other deadlines `submit --require-deadline` and `--dry-run` broke on one that it was not in."""
+        alone = make_view([1], [Job(1, remaining=10)])
+        missing = [each.name for each in dataclasses.fields(alone.jobs) if getattr(alone.jobs, each.name) is None]
+        whole = dataclasses.replace(alone, jobs=dataclasses.replace(alone.jobs, **{name: np.zeros(1) for name in missing}))
+        jobs = with_job(whole, JobSpec(name="new", command=("true",))).jobs
+        rows = {each.name: len(getattr(jobs, each.name)) for each in dataclasses.fields(jobs)}
+        assert {name for name, count in rows.items() if count != 2} == {
+            "alloc_start", "alloc_gpus", "tier_start", "tier_deadline", "tier_reward",
+        }  # fmt: skip
+
     @pytest.mark.parametrize("policy", ["fifo", "srtf", "edf", "tiresias", "themis", "elasticflow"])
     @given(view=views(deadlines=True, max_jobs=8))
     @settings(max_examples=20)

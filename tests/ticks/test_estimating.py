@@ -15,10 +15,11 @@ from e2e import Jobs, command, until
 from stoker.engine.estimation import estimating as module
 from stoker.engine.estimation.estimating import REFIT, REMEASURE, Estimating
 from stoker.engine.fleet import registration as runners
-from stoker.engine.forecast.explain import expected, explain
+from stoker.engine.forecast.explain import explain
 from stoker.engine.format import expectation
 from stoker.engine.jobs import leases
 from stoker.engine.jobs.submission import SubmitRequest, submit
+from stoker.engine.json_rows import first
 from stoker.engine.protocol import VERSION, GpuInfo, Hello, Record, Records, Report, WorkerUpdate
 from stoker.engine.scheduling.enact import Decision, Enactment, enact
 from stoker.engine.scheduling.overheads import Overheads
@@ -99,7 +100,7 @@ class Host:
             return con.execute(query, list(parameters)).fetchall()
 
     def estimate(self, job: int) -> dict[str, Any] | None:
-        return expected(self.store, job)
+        return first(self.store, "api/expected", job)
 
     def view(self):
         with self.store.read() as con:

@@ -103,7 +103,7 @@ def test_the_newest_job_of_the_name_is_meant_and_one_of_its_own_name_is_an_earli
     ("fields", "kind", "words"),
     [
         ({"weights": "job:nobody"}, NotFound, "weights: x is to begin with those of job 'nobody', and there is no such job"),
-        ({"weights": "job:shell"}, UsageError, "weights: x: job 2 runs a command, whose checkpoints nothing else can read"),
+        ({"weights": "job:shell"}, UsageError, "weights: x: job 2 runs a command, whose checkpoints only itself can read"),
         ({"weights": "job:other"}, UsageError, "weights: x: job 3 trains digits-cnn, and this one toy: the models differ"),
         ({"weights": "job:1", "backbone": "big"}, UsageError, "job 1 starts from the backbone small, and this one from big"),
         ({"weights": "job:4"}, UsageError, "weights: x: job 4 has ended as cancelled without a checkpoint"),

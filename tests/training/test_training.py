@@ -345,6 +345,7 @@ def test_a_gang_s_checkpoint_is_taken_up_by_one_rank(job):
 
 
 @pytest.mark.slow  # three processes that import torch
+@pytest.mark.nightly  # by day a gang is started so by a runner: test_profiling_live.py
 def test_the_worker_runs_under_torch_s_launcher(tmp_path):
     one = Job(tmp_path / "job")
     run_dir = one.path / "run-1"

@@ -125,6 +125,7 @@ def test_the_example_of_transformers_is_accepted(swapped):
     assert swapped.entrypoint == f"{TRANSFORMERS.stem}:task" and swapped.memory.cap == 24 << 20
 
 
+@pytest.mark.nightly  # by day other models of transformers under a cap: test_own_data.py
 @pytest.mark.usefixtures("one_thread")
 def test_the_example_of_transformers_is_trained_under_its_cap_as_without_one(swapped, tmp_path, monkeypatch):
     pytest.importorskip("transformers")

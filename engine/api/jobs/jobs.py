@@ -1,4 +1,4 @@
-"""Endpoints about jobs: submit, list, show, explain, logs, and what people do to them."""
+"""Endpoints about jobs: submit, list, show, explain, read logs, and change them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import msgspec
 
 from ...errors import Conflict, NoRoom, NotFound, StokerError, Unauthorized, UsageError, nearest
 from ...fleet.remote_logs import LogSource, source_of
-from ...forecast.explain import expected, replicas, serving, shared_input
 from ...forecast.explain import explain as explain_job
 from ...forecast.in_the_way import BEHIND, RESOURCES, InTheWay, in_the_way
 from ...jobs.control import Control, control
@@ -23,7 +22,7 @@ from ...jobs.pipeline_history import describe
 from ...jobs.schedule_rows import NewSchedule, add_schedule
 from ...jobs.states import FINAL
 from ...jobs.submission import SubmitRequest, check, pools_of, submit
-from ...json_rows import objects
+from ...json_rows import first, objects
 from ...logfile import Piece, Place, read_log, read_timed
 from ...logfile import since as place_since
 from ...protocol import BundleKept, SnapshotPiece
@@ -43,26 +42,26 @@ if TYPE_CHECKING:
     from ...services import Services
 
 MOST_FORETOLD = 4  #: jobs of a dry run whose deadlines are looked at
-MOST_TASKS = 20  #: of an array that are shown one by one
+MOST_TASKS = 20  #: tasks of an array that are shown one by one
 USUAL_LISTING = 1000  #: jobs of a listing that does not ask for more
 MOST_METRICS = 20_000  #: values of one answer; a record has fewer
-JOBS_CHECKED_AT_ONCE = 100  #: jobs of a submission that are checked in a moment
+JOBS_CHECKED_AT_ONCE = 100  #: a larger submission is checked on the threads of uploads
 MAX_LOG_WAIT = 25.0  #: seconds
-LARGEST_SNAPSHOT = 128 << 20  #: bytes of a tar: what is in it is half of that at most
+LARGEST_SNAPSHOT = 128 << 20  #: bytes of a tar: its files have half of that at most
 LOOK, LOOK_AFAR = 0.2, 1.0  #: seconds between looks at a log, here and through another host's runner
 _BEGINNING = 2  #: how well a word fits of which a name only begins, in `api/resolve`
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What a word names: a job, or an array by its first task."""
+    """The job that a word names, or the array, by its first task."""
 
     job: int
     array: bool
 
 
 def resolve(store: Store, word: str, user: str = "") -> Named:
-    """What ``word`` names: a job by its number or name, an array by its name (the newest of it), or one by the unambiguous beginning.
+    """The job of this number or name, the newest array of this name, or one of these by the unambiguous beginning of its name.
 
     Of several jobs of a name those of ``user`` come first.
     """
@@ -93,7 +92,7 @@ async def submit_jobs(call: Call) -> dict[str, Any]:
         require_provenance(asked.provenance)
     written = asked.spec is not None
     parts = await call.run(Kind.UPLOAD, submission_of, asked) if written else submission_of(asked)
-    for part in parts:  # all of them before any is stored
+    for part in parts:  # all are checked before any is stored
         await _judge(call, part)
     if not asked.dry_run:  # a recurring job that is refused leaves nothing behind, and one that is there is not added again
         parts.sort(key=lambda part: part.jobs[0].cron is None)
@@ -141,7 +140,7 @@ def _dry_run(call: Call, submission: Submission) -> dict[str, Any]:
 
 
 async def _foretell(call: Call, specs: list[JobSpec], answers: list[dict[str, Any]]) -> None:
-    """Add what becomes of their deadlines to the answers of the first jobs that have some."""
+    """Add to the answers of the first jobs with deadlines whether these are expected to be met."""
     for row in with_deadlines(specs)[:MOST_FORETOLD]:
         if specs[row].cron is None:
             answers[row]["forecast"] = await call.daemon.admission.of_spec(specs, row)
@@ -166,7 +165,7 @@ async def list_jobs(call: Call) -> Encoded:
 
 
 def _numbers(given: str | None) -> list[int] | None:
-    """Of a query such as ``id=1,2,3``."""
+    """The numbers in a query such as ``id=1,2,3``."""
     if given is None:
         return None
     if not all(word.isdecimal() and len(word) < 19 for word in given.split(",")):
@@ -175,7 +174,7 @@ def _numbers(given: str | None) -> list[int] | None:
 
 
 async def metrics(call: Call) -> dict[str, Any]:
-    """What a job has reported, from a place on."""
+    """The metrics that a job has reported, from a place on."""
     job, store = await _resolve(call), call.daemon.store
     names = call.request.query_params.getlist("name") or None
     lease, _, seq = (call.query("after") or "0.0").partition(".")
@@ -184,7 +183,7 @@ async def metrics(call: Call) -> dict[str, Any]:
     rows = await call.read(objects, store, "api/metrics", job, names, int(lease), int(seq), MOST_METRICS + 1)
     more = len(rows) > MOST_METRICS
     while more and rows and (rows[-1]["lease_id"], rows[-1]["seq"]) == (rows[MOST_METRICS]["lease_id"], rows[MOST_METRICS]["seq"]):
-        rows.pop()  # a record is told whole
+        rows.pop()  # a record is never cut
     after = f"{rows[-1]['lease_id']}.{rows[-1]['seq']}" if rows else f"{lease}.{seq}"
     return {"job": job, "rows": [list(row.values()) for row in rows], "after": after, "more": more}
 
@@ -197,24 +196,21 @@ async def show(call: Call) -> dict[str, Any]:
         store = call.daemon.store
         (row,) = objects(store, "api/job", job)
         row["spec"] = msgspec.to_builtins(redact(msgspec.convert(row["spec"], JobSpec)))
-        provenance = objects(store, "api/provenance", job)
-        progress = objects(store, "api/progress", job)
-        waiting = objects(store, "api/waiting", job) if row["state"] in WAITING else None
         return {
             "job": row,
             "tasks": _tasks(store, job) if named.array else None,
             "array": _array(store, job) if named.array else None,
             "tiers": objects(store, "api/tiers", job),
             "dependencies": objects(store, "api/dependencies", job),
-            "provenance": provenance[0] if provenance else None,
-            "progress": progress[0] if progress else None,
-            "serving": serving(store, job) if row["kind"] == SERVES else None,
-            "shared_input": shared_input(store, job),
-            "replicas": replicas(store, job) if row["spec"].get("replicas") else None,
-            "expected": expected(store, job),
+            "provenance": first(store, "api/provenance", job),
+            "progress": first(store, "api/progress", job),
+            "serving": first(store, "api/serving", job) if row["kind"] == SERVES else None,
+            "shared_input": first(store, "api/shared_input", job),
+            "replicas": first(store, "api/replicas", job) if row["spec"].get("replicas") else None,
+            "expected": first(store, "api/expected", job),
             "silent": objects(store, "api/silent", job),
             "leases": objects(store, "api/leases", job),
-            "waiting": waiting[0] if waiting else None,
+            "waiting": first(store, "api/waiting", job) if row["state"] in WAITING else None,
             "events": objects(store, "api/events", job),
         }
 
@@ -233,7 +229,7 @@ def _array(store: Store, job: int) -> dict[str, Any]:
 async def explain(call: Call) -> dict[str, Any]:
     named, store = await named_job(call), call.daemon.store
     scheduling = call.daemon.scheduling
-    # A policy is asked for a job that a guard may hold back: that may take as long as a dry run.
+    # The policy is asked about a job that a guard may hold back: that may take as long as a dry run.
     kept = partial(_in_the_way, call.daemon)
     answer = await call.run(
         Kind.REPORT,
@@ -317,7 +313,7 @@ def _since(source: LogSource, moment: float) -> Place:
 
 
 async def _read_afar(call: Call, source: LogSource, at: Place | None, lines: int | None) -> Piece:
-    """Some of a log of another host: through its runner, or, once that is of no use, of what the daemon keeps of it."""
+    """Some of a log of another host: through its runner, or, when that cannot answer, from the end of it that the daemon keeps."""
     try:
         return await call.daemon.remote_logs.fetch(source, at, lines)
     except (Conflict, NotFound):
@@ -328,9 +324,9 @@ async def _read_afar(call: Call, source: LogSource, at: Place | None, lines: int
 
 
 def log_source(store: Store, job: int, lease: int | None, node: str | None) -> tuple[LogSource | None, bool]:
-    """Where the log of the newest (or the given) lease lies, None: no lease has one yet; and whether nothing will be added to it.
+    """Where the log of the newest (or the given) lease lies, None: no lease has one yet; and whether it has ended.
 
-    ``node``: of its part there; None: of the first one's.
+    ``node``: the part of the log on this node; None: on the first.
     """
     everywhere = [row for row in objects(store, "api/log_dirs", job) if lease is None or row["lease"] == lease]
     rows = [row for row in everywhere if node is None or row["node"] == node]
@@ -346,7 +342,7 @@ def log_source(store: Store, job: int, lease: int | None, node: str | None) -> t
 
 
 def _read_here(source: LogSource, at: Place | None, lines: int | None, *, first: bool) -> Piece:
-    """Some of a log of this host; ``first``: nobody waits for it, so that it must be there."""
+    """Some of a log of this host; ``first``: the client does not follow it yet, so it must be there."""
     piece = read_log(source.path, at, lines)
     if first and not piece.text and not source.run_dir.is_dir():
         raise source.missing()
@@ -369,11 +365,11 @@ async def forecast(call: Call) -> dict[str, Any]:
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    array: bool = False  #: all tasks of the array that the job belongs to, as if that had been named
+    array: bool = False  #: the action is for all tasks of the job's array
 
 
 class Moved(Action, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    restart: Literal[True]  #: its checkpoint is given up
+    restart: Literal[True]  #: the job begins anew, without its checkpoint
 
 
 class Priority(Action, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -392,7 +388,7 @@ def _controller(action: Acting) -> Endpoint:
 
 
 async def change(call: Call, action: Acting, asked: Action) -> dict[str, Any]:
-    """Do to a job, or to the tasks of an array, what somebody asked."""
+    """Act on a job, or on the tasks of an array, as a request asks."""
     named = await named_job(call, Kind.CONTROL)
     jobs = [named.job]
     if asked.array or named.array:
@@ -402,7 +398,7 @@ async def change(call: Call, action: Acting, asked: Action) -> dict[str, Any]:
 
 
 async def controlled(call: Call, request: Control) -> dict[str, Any]:
-    """Do it. Where that cannot be stored, what it stops is stopped all the same."""
+    """Act on the request. Where it cannot be stored, the jobs that it stops are stopped all the same."""
     if call.daemon.unstored:
         with contextlib.suppress(NoRoom):
             await call.control(call.daemon.unstored.look)
@@ -413,7 +409,7 @@ async def controlled(call: Call, request: Control) -> dict[str, Any]:
 
 
 def _unstored(daemon: Services, request: Control, refused: NoRoom) -> StokerError:
-    """What is said of a request that can't be stored; what it stops is stopped all the same."""
+    """The error of a request that can't be stored; the jobs that it stops are stopped all the same."""
     if request.action not in ("cancel", "hold"):
         return refused
     jobs = objects(daemon.store, "store/controlled_jobs", list(request.jobs))

@@ -1,6 +1,6 @@
-"""Endpoints about jobs that serve a model: where each does, and requests that are handed on to its socket.
+"""Endpoints about jobs that serve a model: where each serves, and requests that are handed on to its socket.
 
-A program anywhere asks by HTTP with a token, as for all else: no further port is opened, and none without a token.
+A program on any host asks by HTTP with a token, as for all else: no further port is opened, and none without a token.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Requests(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _server(call: Call) -> dict[str, Any]:
-    """A lease that serves: of a job, or any of the tasks of an array; an error in words where none does."""
+    """A lease that serves: of the job, or of any task of the array; raises an error where none serves."""
     ref, store = call.path("ref"), call.daemon.store
     named = resolve(store, ref, call.who.user)
     rows = objects(store, "api/servers", named.job, named.array)
@@ -50,7 +50,7 @@ def _server(call: Call) -> dict[str, Any]:
 
 
 def _found(call: Call) -> dict[str, Any]:
-    """The same, and whether its socket is on this host."""
+    """The lease that serves, and whether its socket is on this host."""
     where = _server(call)
     source, _ = log_source(call.daemon.store, where["job"], where["lease"], where["node"])
     return {**where, "here": source is None or call.daemon.remote_logs.is_here(source)}
@@ -94,7 +94,7 @@ async def _handed_on(remote: RemoteRequests, where: dict[str, Any], requests: li
 
 
 async def asked_through(remote: RemoteRequests, where: dict[str, Any], requests: list[Any], timeout: float) -> list[Any]:
-    """The same through the runner of another host."""
+    """Ask the server through the runner of its host."""
     node, of = where["node"], {field: where[field] for field in ("job", "name", "lease")}
     found = await remote.ask(MESSAGES, node, lambda number: AskRequest(number=number, requests=requests, timeout=timeout, **of))
     if found is None:
@@ -108,7 +108,7 @@ async def asked_through(remote: RemoteRequests, where: dict[str, Any], requests:
 
 
 async def _told(run_dir: str, line: bytes) -> bytes:
-    """What the server answers; the connection is closed, whatever happens to who asks."""
+    """The answer of the server; the connection is closed also when the request is given up."""
     there = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         reader, writer = await asyncio.open_unix_connection(f"/proc/self/fd/{there}/{SERVER_SOCKET}", limit=LONGEST_ANSWER)

@@ -1,4 +1,4 @@
-"""Endpoints that act on many jobs at once: jobs that ended badly are submitted again, live ones are cancelled by what they are."""
+"""Endpoints that act on many jobs at once: failed or cancelled ones are submitted again, live ones that match are cancelled."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from .jobs import controlled, named_job
 from .selection import as_json, known_states, like
 
 Key = Annotated[str, msgspec.Meta(min_length=1, max_length=80)]
-Word = Annotated[str, msgspec.Meta(min_length=1)]  #: an empty one may be a slip, and would take more jobs than were meant
+Word = Annotated[str, msgspec.Meta(min_length=1)]  #: an empty one may be a slip, and would match more jobs than were meant
 
 
 class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    array: bool = False  #: all tasks of the array that the job belongs to which failed or were cancelled
-    key: Key | None = None  #: a repetition of the request with the same key submits nothing more
+    array: bool = False  #: retry all tasks of the job's array that failed or were cancelled
+    key: Key | None = None  #: a request repeated with the same key submits nothing more
 
 
 async def retry(call: Call) -> dict[str, Any]:
-    """Submit jobs that failed or were cancelled once more, as new jobs: their specs, their owners, their deadlines from now on."""
+    """Submit jobs that failed or were cancelled again, as new jobs with the same specs and owners; deadlines count from now."""
     return await submit_again(call, await call.options(Retry))
 
 
@@ -43,7 +43,7 @@ async def submit_again(call: Call, asked: Retry) -> dict[str, Any]:
 
 
 def _again(call: Call, job: int, asked: Retry, array: bool) -> tuple[Submission, dict[str, int]]:
-    """What is submitted, and of which job each is the retry, by name."""
+    """The submission, and the job that each new job retries, by name."""
     store = call.daemon.store
     tasks = [number for (number,) in store.rows("api/array_tasks", job)]
     found = objects(store, "api/to_retry", (tasks if array else []) or [job])
@@ -76,7 +76,7 @@ def _anew(spec: JobSpec, row: dict[str, Any], key: str | None, now: float) -> Jo
 
 
 def _whole_group(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """All replicas of a group: some of them would be another group, which trains all of it anew beside the first."""
+    """All replicas of a group: a part of them would be another group, which trains everything anew beside the first."""
     name = base_name(found[0]["name"])
     if any(row["state"] == State.COMPLETED for row in found):
         raise Conflict(f"the replicas {name} have finished all steps, so there is nothing to retry")
@@ -86,14 +86,14 @@ def _whole_group(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 class Matching(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    user: Word | None = None  #: None: of whoever asks
+    user: Word | None = None  #: None: the user of the request
     states: list[str] = []
-    name: Word | None = None  #: in which * and ? stand for any characters
+    name: Word | None = None  #: * and ? stand for any characters
     labels: dict[str, str] = {}
 
 
 async def cancel_matching(call: Call) -> dict[str, Any]:
-    """Cancel all jobs that have not ended and are as asked, in one go."""
+    """Cancel all jobs that have not ended and match, in one transaction."""
     asked = await call.options(Matching)
     states = known_states(asked.states)
     if asked == Matching():

@@ -1,4 +1,4 @@
-"""Which jobs a request names by what they are: their user, states, name and labels."""
+"""The conditions by which a request selects jobs: user, states, name and labels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...spec.reading.tree import shown
 
 
 def known_states(states: Sequence[str]) -> list[str] | None:
-    """The states that were named, None: any. UsageError for one that does not exist."""
+    """The states of the request, None: any. UsageError for one that does not exist."""
     for state in states:
         if state not in State.__members__.values():
             raise UsageError(f"state: there is no {shown(state)}{nearest(state, State)}; states: {', '.join(State)}")
@@ -19,7 +19,7 @@ def known_states(states: Sequence[str]) -> list[str] | None:
 
 
 def like(name: str | None) -> str | None:
-    """A name in which ``*`` and ``?`` stand for any characters, as SQL's LIKE has it."""
+    """A name in which ``*`` and ``?`` stand for any characters, as a pattern of SQL's LIKE."""
     if not name:
         return None
     escaped = name.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
@@ -27,7 +27,7 @@ def like(name: str | None) -> str | None:
 
 
 def labels_of(pairs: Sequence[str]) -> dict[str, str]:
-    """``KEY=VALUE`` of a query; UsageError names one that is not."""
+    """The labels of a query, each ``KEY=VALUE``; UsageError names a malformed one."""
     found = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")

@@ -1,4 +1,4 @@
-"""Submissions as people write them: the fields of a YAML file, as JSON or as the file's text, read by the daemon."""
+"""Submissions that the daemon reads: the fields of a YAML file as JSON, or the file's text."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from ...spec.reading.secrets import mask_argv
 from ...spec.reading.tree import of_value
 
 Key = Annotated[str, msgspec.Meta(min_length=1, max_length=80)]
-#: of the environment of who submits, what a command runs with: its programs are found where they were for that person
+#: variables of the submitter's environment with which a command runs, so that it finds the same programs
 HANDED_ON = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
 
 
 class Submitted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The body of `POST /v1/jobs`: jobs as they are stored, or a spec as people write it."""
+    """The body of `POST /v1/jobs`: jobs as they are stored, or a spec as in a YAML file."""
 
     jobs: list[JobSpec] = []
     spec: dict[str, Any] | str | None = None  #: in place of jobs: fields as in docs/job-spec.md, or the text of such a file
-    over: dict[str, Any] = {}  #: fields that are laid over those of each job of the spec
-    source: str = "<spec>"  #: what errors call a text
-    #: of all jobs of the spec that have no idempotency key: the same again submits nothing more
+    over: dict[str, Any] = {}  #: fields that replace those of each job of the spec
+    source: str = "<spec>"  #: name of the text in error messages
+    #: idempotency key of all jobs of the spec that have none: a request repeated with it submits nothing more
     key: Key | None = None
-    here: bool = False  #: who asks is on the host of the daemon: scripts and directories have to be there
-    environment: dict[str, str] = {}  #: of who asks: PATH, VIRTUAL_ENV and CONDA_PREFIX, with which commands run
-    provenance: Provenance | None = None  #: of a spec it may be left out; relative paths count from its ``cwd``
+    here: bool = False  #: the client is on the daemon's host: scripts and directories must exist there
+    environment: dict[str, str] = {}  #: the client's PATH, VIRTUAL_ENV and CONDA_PREFIX, with which commands run
+    provenance: Provenance | None = None  #: may be left out with a spec; relative paths start at its ``cwd``
     dry_run: bool = False
 
 
 def submission_of(asked: Submitted) -> list[Submission]:
-    """What is submitted, one after the other: ordinary jobs together, each recurring one alone."""
+    """The submissions, in order: ordinary jobs together, each recurring one alone."""
     from ...spec.expand import submissions
 
     if asked.spec is None:

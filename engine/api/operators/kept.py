@@ -1,4 +1,4 @@
-"""Stored things with their size and age limit: rows that are thinned, files of the home, and files of jobs on other hosts."""
+"""Stored data with size and age limit: rows that are thinned, files of the home, and files of jobs on other hosts."""
 
 from __future__ import annotations
 

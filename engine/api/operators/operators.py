@@ -76,7 +76,7 @@ async def status(call: Call) -> dict[str, Any]:
 
 
 async def _disk(call: Call) -> dict[str, Any]:
-    """Room for the home; what takes it is measured once it runs low."""
+    """Free room on the home's disk; the largest directories are measured once it runs low."""
     daemon = call.daemon
     found, refused = room(daemon.home.path), daemon.store.refused
 
@@ -89,7 +89,7 @@ async def _disk(call: Call) -> dict[str, Any]:
 
 
 def _standing(call: Call) -> dict[str, Any]:
-    """What of the status stands in the database and is not in memory: only changes of runners, leases and policies change it."""
+    """The part of the status that is read from the database: it changes only with runners, leases and policies."""
     store = call.daemon.store
     return {
         "database": {"path": str(store.path), "bytes": store.size, "schema": store.rows("api/schema_version")[0][0]},
@@ -127,11 +127,11 @@ async def top(call: Call) -> Encoded:
 
 
 class PageRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    port: Annotated[int, msgspec.Meta(ge=1, le=65535)] | None = None  #: None: any, or where it is answered already
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)] | None = None  #: None: the present port of the page, or any
 
 
 async def page_link(call: Call) -> dict[str, Any]:
-    """A link that opens the page once, with the rights of whoever asks for it."""
+    """A link that opens the page once, with the rights of the user who asks for it."""
     asked = await call.options(PageRequest)
     page = call.daemon.page
     if page.port is None and call.who.role != "admin":
@@ -152,7 +152,7 @@ async def list_runners(call: Call) -> Encoded:
 
 
 class Leave(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    now: bool = False  #: its jobs are stopped, too
+    now: bool = False  #: its jobs are stopped too
 
 
 async def drain(call: Call) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def drain_runner(call: Call, now: bool, *, leaving: bool = False) -> None:
     node = call.path("node")
     words = "stopped" if leaving else "drained"
     user = call.who.user
-    # Servers have no end to be waited for: they go on elsewhere.
+    # Servers do not end by themselves: they go on elsewhere.
     call.daemon.drain([node], user, f"{words} by {user}", leaving=leaving, stops=StopAll("drain", user, node, servers=not now))
 
 
@@ -210,7 +210,7 @@ class CopyRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 async def sql_copy(call: Call) -> dict[str, Any]:
-    """A database file of what people may read, made beside the daemon."""
+    """A database file of the tables that people may read, made beside the daemon."""
     asked = await call.message(CopyRequest)
     target = Path(asked.path)
     check_target(target)
@@ -232,13 +232,13 @@ async def policies(call: Call) -> dict[str, Any]:
 
 
 def _policies(call: Call, asked: str | None) -> dict[str, Any]:
-    """All of ours and people's own that are in force; and the one asked for, which only who may set it can have loaded."""
+    """All built-in policies and people's own that are in force; and the requested one, which is loaded only for those who may set it."""
     tuned = call.daemon.tuning.automatic()
     pools = [{**row, "auto": tuned.get(row["pool"])} for row in call.daemon.scheduling.in_force()]
     known = registry.describe()
     names = {row["policy"] for row in pools} - set(registry.POLICIES)
     for name in sorted(names):
-        with contextlib.suppress(ValueError):  # it can't be loaded; its pools are listed all the same
+        with contextlib.suppress(ValueError):  # the policy can't be loaded; its pools are listed all the same
             known.append(registry.describe_one(name))
     if asked is not None and asked not in {row["name"] for row in known}:
         call.who.require("admin")
@@ -256,10 +256,10 @@ class PolicyChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     interval: float | None = None
     config: dict[str, Any] = {}
     create: bool = False  #: the pool need not be known
-    auto: bool = False  #: it tunes itself; what is set without that turns it off
+    auto: bool = False  #: the pool tunes itself; a change without it ends that
     every: float = 3600.0  #: seconds from one search to the next, with ``auto``
     objective: str = "jct"
-    force: bool = False  #: set it though it fails on what the pool holds now
+    force: bool = False  #: set the policy though it fails on the pool's present jobs
 
 
 async def change_policy(call: Call) -> dict[str, Any]:
@@ -271,7 +271,7 @@ async def change_policy(call: Call) -> dict[str, Any]:
     if not 12 <= asked.every <= 7 * 86400:
         raise UsageError(f"every: {asked.every:g} s is outside its range 12 s to 7 days")
     require_objective(asked.objective)
-    return await call.control(_change_policy, call, asked)  # importing it may take its time
+    return await call.control(_change_policy, call, asked)  # on a thread: importing a policy may take long
 
 
 def _change_policy(call: Call, asked: PolicyChange) -> dict[str, Any]:
@@ -283,7 +283,7 @@ def _change_policy(call: Call, asked: PolicyChange) -> dict[str, Any]:
         with registry.anew(asked.policy) as loaded:
             notes += _on_trial(call, asked, registry.create(asked.policy, asked.config), loaded.code)
             config = make_config(loaded.policy.Config, asked.config)
-            # What was given, as the policy will read it, so that what is shown is what is in force.
+            # The configuration as the policy reads it, so that people see the one in force.
             given = {key: getattr(config, key) for key in asked.config}
             auto = Auto(asked.auto, asked.every, asked.objective)
             notes += _about_tuning(call, asked, config)
@@ -296,7 +296,7 @@ def _change_policy(call: Call, asked: PolicyChange) -> dict[str, Any]:
 
 
 def _on_trial(call: Call, asked: PolicyChange, policy: Policy, code: str) -> list[str]:
-    """Ask a policy once, before it is in force, for a plan of what the pool holds now."""
+    """Ask a policy once, before it is in force, for a plan of the pool's present jobs."""
     why = call.daemon.scheduling.would_fail(asked.pool, policy, asked.policy, code)
     if why is None:
         return []
@@ -307,7 +307,7 @@ def _on_trial(call: Call, asked: PolicyChange, policy: Policy, code: str) -> lis
 
 
 def _about_tuning(call: Call, asked: PolicyChange, config: Any) -> list[str]:
-    """Whether a pool tunes itself from now on, and what it waits for. ValueError for a policy that has nothing to tune."""
+    """Notes on whether a pool tunes itself from now on, and when. ValueError for a policy without anything to tune."""
     tuning = call.daemon.tuning
     if not asked.auto:
         ends = f"auto: pool {asked.pool!r} no longer tunes itself; 'stoker policy set {asked.policy} --auto' lets it again"
@@ -320,7 +320,7 @@ def _about_tuning(call: Call, asked: PolicyChange, config: Any) -> list[str]:
 
 
 def _about_pool(call: Call, asked: PolicyChange) -> list[str]:
-    """A pool comes with the runner that offers it; before that a policy is set for it only if it is said to be no mistake."""
+    """A pool exists once a runner offers it; before that a policy is set for it only with ``create``, as its name may be a slip."""
     known = ["default", *(row[0] for row in call.daemon.store.rows("api/known_pools"))]
     if asked.pool in known:
         return []
@@ -331,7 +331,7 @@ def _about_pool(call: Call, asked: PolicyChange) -> list[str]:
 
 
 def _about_leases(call: Call, config: dict[str, Any]) -> list[str]:
-    """What is accepted and may yet surprise."""
+    """Notes on leases that are accepted, but may surprise."""
     min_run_time = call.daemon.config.guards.min_run_time
     if config.get("be_lease", min_run_time) < min_run_time:
         return [f"be_lease: guards.min_run_time is {min_run_time:g} s: no lease is taken back sooner"]
@@ -339,7 +339,7 @@ def _about_leases(call: Call, config: dict[str, Any]) -> list[str]:
 
 
 def _interval(call: Call, pool: str) -> float:
-    """The interval that was set last for a pool, in force already or not."""
+    """The interval that was set last for a pool, whether it is in force yet or not."""
     set_before = {row["pool"]: row["interval"] for row in objects(call.daemon.store, "api/policies")}
     return float(set_before.get(pool, call.daemon.config.policy.interval))
 
@@ -370,7 +370,7 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 async def create_token(call: Call) -> dict[str, Any]:
     asked = await call.message(TokenRequest)
-    if not NAME.fullmatch(asked.name):  # it is also the user of what the token submits
+    if not NAME.fullmatch(asked.name):  # it is also the user of the jobs that the token submits
         raise UsageError(f"name: {shown(asked.name)} is no name for a token: up to 100 letters, digits, '.', '_' and '-'")
     roles = [role for role in GRANTS if role != "none"]
     if asked.role not in roles:

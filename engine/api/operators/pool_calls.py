@@ -1,4 +1,4 @@
-"""Endpoints of pools: which backbones are kept warm."""
+"""Endpoints of pools: the backbones that are kept warm."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ...errors import UsageError
+from ...errors import NotFound, UsageError, nearest
 from ...json_rows import objects
 from ...scheduling.warm_by_hand import KeepWarm, keep_warm
 from ...spec.check import NAME, is_backbone
@@ -22,7 +22,9 @@ class Backbones(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 async def show(call: Call) -> dict[str, Any]:
     pool = call.path("pool")
-    return {"pool": pool, "warm": await call.read(objects, call.daemon.store, "api/pool_warm", pool)}
+    if not (warm := await _kept(call, pool)):
+        await _require(call, pool)
+    return {"pool": pool, "warm": warm}
 
 
 async def change(call: Call) -> dict[str, Any]:
@@ -34,8 +36,21 @@ async def change(call: Call) -> dict[str, Any]:
             raise UsageError(f"backbones: must be names of models or absolute paths of their directories, not {shown(name)}")
     if len(asked.backbones) > MOST_BACKBONES:
         raise UsageError(f"backbones: {len(asked.backbones)} are more than {MOST_BACKBONES}, which is the most")
+    if asked.backbones or not await _kept(call, pool):  # what is kept of a pool that is not there can be taken back
+        await _require(call, pool)
     await call.control(call.daemon.store.write, keep_warm, KeepWarm(pool, asked.backbones, call.who.user))
-    return {"pool": pool, "warm": await call.read(objects, call.daemon.store, "api/pool_warm", pool)}
+    return {"pool": pool, "warm": await _kept(call, pool)}
+
+
+async def _kept(call: Call, pool: str) -> list[dict[str, Any]]:
+    return await call.read(objects, call.daemon.store, "api/pool_warm", pool)
+
+
+async def _require(call: Call, pool: str) -> None:
+    known = ["default", *(name for (name,) in await call.read(call.daemon.store.rows, "api/known_pools"))]
+    if pool not in known:
+        there = f"{nearest(pool, known)}; there are: {', '.join(sorted(set(known)))}"
+        raise NotFound(f"pool: there is no pool {pool!r}{there}; it comes with the first runner that offers it")
 
 
 ENDPOINTS = [

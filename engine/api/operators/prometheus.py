@@ -19,7 +19,7 @@ RISKS = ("safe", "at risk", "missed", "unknown")  #: of open deadlines, as in th
 def exposition(daemon: Services) -> str:
     """All metrics: jobs, pools, GPUs, runners, leases, the store and the periodic tasks.
 
-    What may be counted is listed at zero too: a series that vanishes is a gap to whoever draws it, and no alarm to whoever watches it.
+    Counts of zero are listed too: a series that vanishes would be a gap in a graph, and would raise no alarm.
     """
     store = daemon.store
     lines: list[str] = []
@@ -62,7 +62,7 @@ def exposition(daemon: Services) -> str:
 
 
 def _counted(label: str, known: Iterable[str], rows: Iterable[tuple[str, float]]) -> list[Sample]:
-    """Counts of ``rows`` (what, how many), with a zero for each of what is ``known`` that is not among them."""
+    """Counts of ``rows`` (label, count), with a zero for each ``known`` label that is not among them."""
     counts: dict[str, float] = {**dict.fromkeys(map(str, known), 0), **dict(rows)}
     return [({label: name}, count) for name, count in counts.items()]
 

@@ -1,4 +1,4 @@
-"""Data of `stoker report`: the queries of sql/report/, by name, on the daemon's own cursor; and the bank of adapters."""
+"""Data of `stoker report`: the queries of sql/report/, by name, on a cursor of the daemon; and the bank of adapters."""
 
 from __future__ import annotations
 

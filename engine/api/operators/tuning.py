@@ -1,4 +1,4 @@
-"""Endpoints of AutoSched: start a search for a pool's configuration, ask how it goes, and what was tuned."""
+"""Endpoints of AutoSched: start a search for a pool's configuration, follow it, and list what was tuned."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NEWEST_TUNINGS = 200
 
 
 def require_objective(name: str) -> None:
-    """UsageError of one that searches do not know."""
+    """Raise UsageError for an objective that searches do not know."""
     if name not in OBJECTIVES:
         raise UsageError(f"objective: {name!r} is not one of {', '.join(OBJECTIVES)}")
 

@@ -1,4 +1,4 @@
-"""Endpoints of the prompt bank: add prompts, give them clusters, find them. Features are made by runner code, clusters by who builds."""
+"""Endpoints of the prompt bank: add prompts, cluster them, find them. Runner code computes features, the client clusters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...prompts.stored_prompts import BankKey, NewClusters, NewPrompt, NewPrompt
 from ..call import Call, endpoint
 from ..thread_pools import Kind
 
-MOST_AT_ONCE = 64  #: prompts of one request: each is a few statements, and everybody else's writes wait
+MOST_AT_ONCE = 64  #: prompts of one request: each is a few statements, for which all other writes wait
 MOST_FOUND = 10_000
 
 
@@ -26,7 +26,7 @@ class PromptsRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 class ClustersRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     bank: BankKey
-    medoids: list[tuple[int, int]]  #: number of a prompt, and of the one that represents it
+    medoids: list[tuple[int, int]]  #: number of a prompt, and of the medoid of its cluster
 
 
 async def add(call: Call) -> dict[str, Any]:
@@ -80,7 +80,7 @@ async def texts(call: Call) -> dict[str, Any]:
 
 
 async def features(call: Call) -> Response:
-    """Of all prompts of a bank, from which its clusters are found: msgpack of [numbers as int64, features as float32, n × d]."""
+    """Features of all prompts of a bank, for clustering: msgpack of [numbers as int64, features as float32, n × d]."""
     bank = BankKey(llm=call.path("llm"), revision=call.path("revision"), tokenizer=call.path("tokenizer"))
     return Response(await call.run(Kind.REPORT, _packed, call, bank), media_type="application/octet-stream")
 

@@ -1,4 +1,4 @@
-"""Simulated runs on their way in, slice by slice: nothing of one is written before its last slice is here."""
+"""Uploads of simulated runs, slice by slice: a run is written only once its last slice is here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_ROWS = 10_000_000  #: jobs of all uploads together, 80 bytes each
 
 @dataclass
 class RunUpload:
-    """One run on its way: its first message, and the slices of its jobs."""
+    """The upload of one run: its first message, and the slices of its jobs."""
 
     first: NewRun
     user: str
@@ -39,7 +39,7 @@ class RunUploads(Waiting[RunUpload]):
     """Those of runs."""
 
     def begin(self, first: NewRun) -> str:
-        """Wait for more of a run; the token to send it with."""
+        """Keep a run until the rest of it comes; the token to send that with."""
         upload = RunUpload(first, first.user)
         upload.take(first.jobs)
         return self._keep(upload, MAX_UPLOADS, f"{MAX_UPLOADS} runs are being stored already: try again when one of them is done")
@@ -56,7 +56,7 @@ class RunUploads(Waiting[RunUpload]):
             upload.take(jobs)
 
     def end(self, token: str, user: str) -> NewRun:
-        """The whole run; the token is used up."""
+        """The whole run; its token is no longer valid."""
         with self._lock:
             upload = self._find(token, user)
             del self._waiting[token]

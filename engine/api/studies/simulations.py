@@ -1,4 +1,4 @@
-"""Endpoints of the simulator: keep the figures of a run, list the runs, hand out this daemon's own history."""
+"""Endpoints of the simulator: store the figures of a run, list the runs, hand out this daemon's own history."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ import numpy as np
 
 from ...errors import NotFound, UsageError, nearest
 from ...json_rows import objects
+from ...sim.results.figures import Figure, Figures, Long
 from ...studies.stored_simulations import NewRun, add_run
 from ..call import Call, endpoint
 
-MOST_RUNS = 1000  #: of a listing
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]  #: of an INTEGER column
-Long = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  #: of a BIGINT column
-Figure = Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]  #: of seconds at most, on the largest cluster for the longest time
+MOST_RUNS = 1000  #: runs of a listing
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]  #: fits an INTEGER column
 Text = Annotated[str, msgspec.Meta(max_length=10_000)]
 
 
-class RunRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RunRow(Figures, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The columns of `sim_runs` that the client knows."""
 
     study: Text
@@ -41,20 +40,6 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     dropped: Long
     not_submitted: Long = 0
     undecided: Long = 0
-    jct_avg: Figure | None
-    jct_p50: Figure | None
-    jct_p99: Figure | None
-    wait_avg: Figure | None
-    wait_p99: Figure | None
-    makespan: Figure | None
-    slo_violations: Figure | None
-    r_slo: Figure | None
-    rho_avg: Figure | None
-    rho_max: Figure | None
-    fair_share: Figure | None
-    utilisation: Figure | None
-    preemptions: Long
-    lost_gpu_time: Figure
     events: Long
     decisions: Long
     plan_seconds: Figure
@@ -72,7 +57,7 @@ class JobColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     rho: list[Figure | None] = []
     reward: list[Figure | None] = []
     rejected: list[bool] = []
-    submitted: list[Figure] | None = None  #: of an older client, as the two below
+    submitted: list[Figure] | None = None  #: from an older client, as the next two
     jct: list[Figure | None] | None = None
     gpus: list[Count] | None = None
 
@@ -91,7 +76,7 @@ class RunMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 async def add(call: Call) -> dict[str, Any]:
-    """A whole run; with ``?more=1`` its beginning, and the answer is where to send the rest of its jobs."""
+    """Store a whole run; with ``?more=1`` this is its beginning, and the answer says where to send the rest of its jobs."""
     message = await call.message(RunMessage)
     new = await call.upload(_new_run, message, call.who.user)
     if call.query("more") in ("1", "true"):
@@ -100,7 +85,7 @@ async def add(call: Call) -> dict[str, Any]:
 
 
 async def add_more(call: Call) -> dict[str, Any]:
-    """The next jobs of an upload; with ``?last=1`` the run is stored."""
+    """Add the next jobs of an upload; with ``?last=1`` the run is stored."""
     columns = await call.message(JobColumns)
     jobs = await call.upload(_columns, "jobs", columns)
     token, uploads = call.path("token"), call.daemon.run_uploads
@@ -135,7 +120,7 @@ async def list_runs(call: Call) -> dict[str, Any]:
 
 
 async def history(call: Call) -> dict[str, Any]:
-    """What a replay needs: jobs that have ended, what they held when, and the pool as it is."""
+    """Data for a replay: jobs that have ended, their GPUs and times, and the pool as it is."""
     pool, since = call.query("pool") or "default", call.number("since") or 0.0
     store = call.daemon.store
 

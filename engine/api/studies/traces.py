@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 async def _body(call: Call, kind: type[T]) -> T:
-    """The message, which may be gzipped; never unpacked to more than a request may hold."""
+    """The message, which may be gzipped; unpacked it may not be larger than a request."""
     body = await call.body()
     return await call.upload(_unpacked, body, kind)
 
@@ -41,7 +41,7 @@ def _unpacked(body: bytes, kind: type[T]) -> T:
 
 
 async def add(call: Call) -> dict[str, Any]:
-    """A whole trace; with ``?total=N`` (jobs) its beginning, and the answer is where to send the rest."""
+    """Store a whole trace; with ``?total=N`` (jobs) this is its beginning, and the answer says where to send the rest."""
     trace = await _body(call, Trace)
     upload = await call.upload(begin, trace, call.who.user)
     total = call.number("total")
@@ -55,7 +55,7 @@ async def add(call: Call) -> dict[str, Any]:
 
 
 async def add_more(call: Call) -> dict[str, Any]:
-    """The next jobs of an upload; with the last of them the trace is stored."""
+    """Add the next jobs of an upload; with the last of them the trace is stored."""
     jobs = await _body(call, list[TraceJob])
     token, offset = call.path("token"), int(call.number("offset") or 0)
     uploads = call.daemon.uploads
@@ -77,9 +77,9 @@ async def _commit(call: Call, upload: Upload) -> dict[str, Any]:
 
 
 def _existing(call: Call, request: NewTrace) -> dict[str, Any] | None:
-    """The answer when the trace is there already; Conflict when another one has its name. So the writer is not asked in vain."""
-    number = known_trace(request, call.daemon.store.objects("api/traces", request.name))
-    return None if number is None else {"id": number, "name": request.name, "jobs": request.jobs, "existing": True}
+    """The answer when the trace is stored already; Conflict when another one has its name. This spares a useless transaction."""
+    number = known_trace(request, call.daemon.store.objects("api/traces", request.about.name))
+    return None if number is None else {"id": number, "name": request.about.name, "jobs": request.jobs, "existing": True}
 
 
 async def list_traces(call: Call) -> dict[str, Any]:
@@ -110,7 +110,7 @@ async def jobs(call: Call) -> Response:
 
 
 def _jobs(call: Call) -> Response:
-    """A slice, as `TraceJob`s. ``id``: of this trace only, so that a reader never mixes two of the same name."""
+    """A slice of `TraceJob`s. ``id``: only of the trace with this number, so that a reader never mixes two of the same name."""
     row = _row(call)
     number = int(call.number("id") or row["id"])
     offset, limit = int(call.number("offset") or 0), min(int(call.number("limit") or MAX_SLICE), MAX_SLICE)

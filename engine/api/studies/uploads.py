@@ -1,4 +1,4 @@
-"""Traces on their way in, slice by slice: nothing of one is written before its last slice is here."""
+"""Uploads of traces, slice by slice: a trace is written only once its last slice is here."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ...traces.trace import Trace, TraceJob
 from ...traces.trace_check import LONGEST_SECONDS, check_jobs, check_name
 
 MAX_UPLOADS = 8  #: at once
-MAX_BYTES = 1 << 30  #: packed, of all uploads together
-MOST_JOBS = 2_000_000  #: of one trace: they are written in one transaction, some ten thousand a second
+MAX_BYTES = 1 << 30  #: bytes of all uploads together, packed
+MOST_JOBS = 2_000_000  #: jobs of one trace: they are written in one transaction, some ten thousand a second
 JOBS_PER_WRITE = 5_000  #: jobs that are unpacked and written at once
 FORGET_AFTER = 600.0  #: seconds without another slice
 _decoder = msgspec.json.Decoder(list[TraceJob])
@@ -28,14 +28,14 @@ _encoder = msgspec.json.Encoder()
 
 @dataclass
 class Upload:
-    """One trace on its way: its first message without the jobs, and the jobs, checked and packed."""
+    """The upload of one trace: its first message without the jobs, and the jobs, checked and packed."""
 
     trace: Trace
     user: str
-    total: int | None = None  #: jobs that it will have; None: all came with the first message
+    total: int | None = None  #: jobs in all; None: all came with the first message
     jobs: int = 0
     packed: list[bytes] = field(default_factory=list)
-    last: float = 0.0  #: submission of the last job
+    last: float = 0.0  #: time of the last job's submission
     seen: float = 0.0
 
     def take(self, jobs: Sequence[TraceJob]) -> None:
@@ -53,20 +53,7 @@ class Upload:
         self.last = last
 
     def request(self) -> NewTrace:
-        about = self.trace
-        return NewTrace(
-            name=about.name,
-            format=about.format,
-            source=about.source,
-            sha256=about.sha256,
-            starts_at=about.starts_at,
-            jobs=self.total or self.jobs,
-            dropped=about.dropped,
-            repaired=about.repaired,
-            recipe=about.recipe,
-            user=self.user,
-            slices=self._slices,
-        )
+        return NewTrace(self.trace, self.total or self.jobs, self.user, self._slices)
 
     def _slices(self) -> Iterator[list[dict[str, Any]]]:
         for packed in self.packed:
@@ -74,7 +61,7 @@ class Upload:
 
 
 def job_row(job: TraceJob) -> dict[str, Any]:
-    """A job as columns of `trace_jobs`."""
+    """A job as a row of `trace_jobs`."""
     row = msgspec.structs.asdict(job)
     row["gpus_max"] = max(job.gpus_max, job.gpus_min)
     row["raw"] = None if job.raw is None else _encoder.encode(job.raw).decode()
@@ -82,7 +69,7 @@ def job_row(job: TraceJob) -> dict[str, Any]:
 
 
 def begin(trace: Trace, user: str) -> Upload:
-    """Check the first message of a trace, and take the jobs that it has."""
+    """Check the first message of a trace, and take the jobs in it."""
     try:
         check_name(trace.name)
         if trace.starts_at is not None and not abs(trace.starts_at) <= LONGEST_SECONDS:
@@ -103,14 +90,14 @@ W = TypeVar("W", bound=_Waits)
 
 
 class Waiting(Generic[W]):
-    """Uploads that wait for more, by token. Only in memory: after a restart of the daemon they begin again."""
+    """Unfinished uploads by token. They are only in memory: after a restart of the daemon they begin again."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: dict[str, W] = {}
 
     def _keep(self, upload: W, most: int, full: str) -> str:
-        """The token to send more of it with; LimitExceeded says ``full`` where ``most`` wait already."""
+        """Keep an upload; the token to send the rest with. LimitExceeded with the text ``full`` where ``most`` are kept already."""
         with self._lock:
             self._forget_old()
             if len(self._waiting) >= most:
@@ -138,11 +125,11 @@ class Uploads(Waiting[Upload]):
     """Those of traces."""
 
     def keep(self, upload: Upload) -> str:
-        """Wait for more of it; the token to send it with."""
+        """Keep a trace until the rest of it comes; the token to send that with."""
         return self._keep(upload, MAX_UPLOADS, f"{MAX_UPLOADS} traces are being imported already: try again when one of them has ended")
 
     def add(self, token: str, user: str, offset: int, jobs: Sequence[TraceJob]) -> Upload:
-        """Append a slice that begins at job ``offset``; one that was sent before is not taken twice."""
+        """Append a slice that begins at job ``offset``; a slice sent twice is added once."""
         with self._lock:
             upload = self._find(token, user)
             if offset + len(jobs) != upload.jobs or not jobs:

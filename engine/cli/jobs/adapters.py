@@ -42,9 +42,9 @@ def _columns(now: float) -> list[Column]:
 @pass_app
 @examples("stoker adapters", "stoker adapters --all --json", "stoker sql 'FROM transfers'")
 def adapters(app: App, user: str | None, every: bool) -> Answer:
-    """List what ended fine-tunings left for others to begin with (begin: in a job's file).
+    """List the adapters of ended fine-tunings with which other jobs may begin (begin: in a job's file).
 
-    A job begins with those of its own user, backbone's revision and form of what is trained, and of each data set the newest two are kept.
+    A job begins with those of its own user, its backbone's revision and its form of training. The newest two of each data set are kept.
     """
     asked = {"all": "1"} if every else {}
     query = urlencode(asked | ({"user": user} if user else {}))

@@ -1,4 +1,4 @@
-"""Jobs that were submitted before: `stoker retry` and `stoker wait`."""
+"""Commands for submitted jobs: `stoker retry` and `stoker wait`."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ _RETRIED = [
 @pass_app
 @examples("stoker retry 17", "stoker retry sweep", "stoker retry 17 18 --json")
 def retry(app: App, jobs: tuple[str, ...], array: bool) -> Answer:
-    """Submit jobs that failed or were cancelled once more, as new jobs with the same specs.
+    """Submit failed or cancelled jobs once more, as new jobs with the same specs.
 
-    They begin anew, and their deadlines count from now on. Of an array those tasks are submitted that failed or were cancelled.
+    They begin anew, and their deadlines count from now on. For an array, its failed or cancelled tasks are submitted.
     """
     from ....client.following import post_once
 
     made: list[dict[str, Any]] = []
     errors: list[StokerError] = []
-    key = uuid.uuid4().hex  # one for all: a job that is named twice is submitted once
+    key = uuid.uuid4().hex  # one for all, so a job named twice is submitted once
     for ref in jobs:
         try:
             made += post_once(app.client, job_path(ref, "retry"), {"array": array, "key": key})["jobs"]
@@ -64,7 +64,7 @@ def _seconds(text: str | None) -> float | None:
 @pass_app
 @examples("stoker wait 17", "stoker wait sweep bert-lr --timeout 2h", "stoker wait 17 --json")
 def wait(app: App, jobs: tuple[str, ...], timeout: str | None) -> Answer:
-    """Return when jobs have ended; the exit code says how, as that of 'submit --wait' does. An array ends with its last task."""
+    """Return when jobs have ended; the exit code is that of 'submit --wait'. An array ends with its last task."""
     from ....client.following import failure, until_ended
 
     seconds = _seconds(timeout)

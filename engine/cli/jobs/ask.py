@@ -36,7 +36,7 @@ Ask = Callable[[Sequence[Any]], list[dict[str, Any]]]
 def ask(app: App, job: str, text: str | None, file: str | None, timeout: float) -> Answer:
     """Ask a job that serves a model (kind: infer).
 
-    TEXT is sent as it is, or as JSON where it is a list or an object. Of an array one of its servers is asked.
+    TEXT is sent as it is, or as JSON if it is a list or an object. For an array one of its servers is asked.
     """
     if (text is None) == (file is None):
         raise UsageError("give a text, or --file FILE with a request a line" + (", not both" if text is not None else ""))
@@ -52,7 +52,7 @@ def ask(app: App, job: str, text: str | None, file: str | None, timeout: float) 
 
 
 def _asking(app: App, job: str, timeout: float, stack: ExitStack) -> tuple[Ask, int]:
-    """How the server is asked, and how many requests at once: at its socket where that is on this host, else through the daemon."""
+    """The function to ask the server, at its socket if that is on this host, else through the daemon; and the requests at once."""
     from ....runners.share.inference_client import InferenceClient
 
     found = app.client.get(job_path(job, "server"))
@@ -71,7 +71,7 @@ def _asking(app: App, job: str, timeout: float, stack: ExitStack) -> tuple[Ask, 
 
 
 def _patiently(asking: Ask, requests: Sequence[Any], timeout: float) -> list[dict[str, Any]]:
-    """Where the server has no room now, again a little later."""
+    """Ask again a little later if the server has no room now."""
     until, pause = time.monotonic() + timeout, _FIRST_PAUSE
     while True:
         try:
@@ -93,7 +93,7 @@ def _request(text: str) -> Any:
 
 
 def _whole(asking: Ask, at_once: int, file: str, timeout: float, stack: ExitStack) -> Answer:
-    """All lines of a file. What has been answered is told, also when the rest could not be asked."""
+    """Ask all lines of a file. Answers are shown even if the rest could not be asked."""
     answers: list[dict[str, Any]] = []
     errors: list[StokerError] = []
     lines, advance = _opened(file, stack)
@@ -130,7 +130,7 @@ def _chunks(lines: Iterator[tuple[int, str]], at_once: int, as_json: bool) -> It
 
 
 def _opened(file: str, stack: ExitStack) -> tuple[Iterator[tuple[int, str]], Callable[[int], None]]:
-    """The numbered lines of a file, and what moves the progress bar on a terminal by so many bytes."""
+    """The numbered lines of a file, and a function that moves the progress bar on a terminal by so many bytes."""
     try:
         source: IO[str] = sys.stdin if file == "-" else stack.enter_context(open(file, encoding="utf-8-sig"))  # noqa: SIM115
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Whether deadlines can be met, in words: what `stoker submit` and `stoker explain` say of the daemon's simulated futures."""
+"""Forecasts of deadlines in words, for `stoker submit` and `stoker explain`, from the daemon's simulated futures."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ..jobref import job_path
 Forecast = dict[str, Any]
 
 PATIENCE = 10.0  #: seconds that all the forecasts of one command may take
-LIKELY_KEPT = 0.9  #: probability from which a deadline is as good as kept
+LIKELY_KEPT = 0.9  #: probability from which on a deadline counts as kept
 _UNCERTAIN = 0.5
-_EXACT = 300.0  #: seconds, from which on those that the submission took are not worth saying
+_EXACT = 300.0  #: seconds from which on times are rounded, as the submission itself took some
 _REMEDIES = {
     "unknown-duration": "give --estimate, or --iterations where jobs of its model have run before",
     "busy": "'stoker explain JOB' says it later",
@@ -25,7 +25,7 @@ _REMEDIES = {
 
 
 def forecasts(client: Client, jobs: Sequence[int]) -> Iterator[tuple[int, Forecast]]:
-    """What becomes of the deadlines of submitted jobs, one after the other; of those for which time is left."""
+    """Forecasts for submitted jobs, one after the other, as long as there is time."""
     end = time.monotonic() + PATIENCE
     for job in jobs:
         left = end - time.monotonic()
@@ -35,7 +35,7 @@ def forecasts(client: Client, jobs: Sequence[int]) -> Iterator[tuple[int, Foreca
 
 
 def forecast_of(client: Client, job: int, patience: float = PATIENCE) -> Forecast:
-    """Of one job. That it cannot be had is an answer too: nothing else depends on it."""
+    """The forecast of one job. A failure is returned as a reason, as nothing else depends on it."""
     try:
         found: Forecast = client.get(job_path(str(job), "forecast"), timeout=patience)
     except StokerError as error:
@@ -44,7 +44,7 @@ def forecast_of(client: Client, job: int, patience: float = PATIENCE) -> Forecas
 
 
 def lines(forecast: Forecast, now: float) -> list[str]:
-    """One line a deadline, and one on what it does to others."""
+    """One line per deadline, and one on the effect on others."""
     if forecast["status"] != "estimated":
         remedy = _REMEDIES.get(forecast["status"])
         return [f"deadline: not estimated: {fmt.clean(forecast['reason'])}{': ' + remedy if remedy else ''}"]
@@ -52,9 +52,9 @@ def lines(forecast: Forecast, now: float) -> list[str]:
 
 
 def beside(forecast: Forecast, risk: str, *, given_up: bool, now: float) -> list[str]:
-    """The same where the verdict on the last deadline is told already: they are its grounds, or a reservation, and never a second verdict.
+    """The same beside a verdict on the last deadline: they are its grounds, or a reservation, never a second verdict.
 
-    ``risk`` is that verdict (`safe` or `at risk`). Where the policy has ``given_up`` the deadline, its word goes.
+    ``risk`` is that verdict (`safe` or `at risk`). If the policy has ``given_up`` the deadline, that counts.
     """
     if forecast["status"] != "estimated":
         return lines(forecast, now)
@@ -99,7 +99,7 @@ def _judged(forecast: Forecast, step: Forecast, now: float) -> str:
 
 
 def _runs(forecast: Forecast) -> str:
-    """What the share is of. A policy that is slow to decide is simulated a few times, or not at all."""
+    """The number and kind of runs. A policy that is slow to decide is simulated a few times, or not at all."""
     many, simulated = forecast["runs"], forecast["simulated"]
     if simulated == many:
         return f"{many} simulated run{'s' * (many > 1)}"
@@ -119,7 +119,7 @@ def _promise(forecast: Forecast, now: float) -> str:
 
 
 def _at(ts: float, now: float) -> str:
-    """Local time, as exact as it is near."""
+    """Local time; the nearer, the more exact."""
     when, away = fmt.local(ts), abs(ts - now)
     return when.strftime("%H:%M:%S" if away < 3600 else "%H:%M" if away < 12 * 3600 else "%Y-%m-%d %H:%M")
 

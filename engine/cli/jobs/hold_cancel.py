@@ -25,7 +25,7 @@ _ARRAY = click.option("--array", is_flag=True, help="Take all tasks of the array
 
 
 def _each(app: App, refs: tuple[str, ...], action: str, body: dict[str, Any]) -> Answer:
-    """Do it to every job that was named; one that cannot be found or changed does not keep the others from it."""
+    """Apply it to every named job, even if some cannot be found or changed."""
     changed: list[dict[str, Any]] = []
     errors: list[StokerError] = []
     for ref in refs:
@@ -49,12 +49,12 @@ def _each(app: App, refs: tuple[str, ...], action: str, body: dict[str, Any]) ->
 def cancel(
     app: App, jobs: tuple[str, ...], array: bool, user: str | None, state: str | None, name: str | None, labels: tuple[str, ...]
 ) -> Answer:
-    """Cancel jobs: those named, or all that are as the options say.
+    """Cancel jobs: those named, or all that match the options.
 
     A running job is asked to stop, may write a checkpoint within its grace period, and is then ended.
     """
     for option, value in {"--user": user, "--state": state, "--name": name}.items():
-        if value == "":  # of a variable that is not set: without it more would be cancelled than was meant
+        if value == "":  # from an unset variable: ignoring it would cancel more than was meant
             raise UsageError(f"{option}: is empty; say what it is, or leave it out")
     chosen = {"user": user, "states": (states_option(state) or "").split(",") if state else [], "name": name,
               "labels": dict(label.split("=", 1) for label in labels_option(labels))}  # fmt: skip
@@ -108,7 +108,7 @@ def move(app: App, jobs: tuple[str, ...], array: bool, restart: bool) -> Answer:
 
 
 class PriorityCommand(Command):
-    """Says which comes first where the job does."""
+    """An error tells the order of arguments if the job comes first."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         words = [word for word in args if not word.startswith("--")]
@@ -129,7 +129,7 @@ def _is_number(word: str) -> bool:
 @pass_app
 @examples("stoker priority 10 17", "stoker priority -5 nightly sweep")
 def priority(app: App, number: int, jobs: tuple[str, ...], array: bool) -> Answer:
-    """Change the priority of jobs to NUMBER; larger is more urgent, 0 is where jobs start."""
+    """Change the priority of jobs to NUMBER; larger is more urgent, 0 is the default."""
     answer = _each(app, jobs, "priority", {"priority": number, "array": array})
     if len(jobs) == 1 and jobs[0].isdecimal() and answer.errors and isinstance(answer.errors[0], NotFound):
         first = f"the priority comes first, so 'stoker priority {jobs[0]} {number}' is of job {number}"

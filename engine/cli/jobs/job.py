@@ -50,7 +50,7 @@ def _progress(progress: Row | None, stop: Mapping[str, Any]) -> str:
     if progress is None:
         return fmt.MISSING
     step, total = progress["step"], progress["total_steps"]
-    # A share of the most that it may need would be no measure of how far it is.
+    # A share of its maximum would be no measure of its progress.
     share = f" of at most {total}" if stop.get("metric") else f" of {total} ({fmt.percent(step / total)})" if total else ""
     parts = [f"step {step}{share}"]
     parts += [f"{name} {fmt.number(progress[name])}" for name in ("loss", "metric") if progress[name] is not None]
@@ -73,7 +73,7 @@ def _facts(answer: Row, now: float) -> list[tuple[str, str]]:
     commit = origin.get("git_commit")
     array = f"task {job['array_index']} of array {job['array_id']}" if job["array_id"] is not None else fmt.MISSING
     return [
-        ("state", _state(job, now) + (" (held)" if job["held"] else "")),
+        ("state", _state(job, now) + (" (held)" if job["held"] and job["finished_at"] is None else "")),
         ("waits", f"{waiting['reason']}; starts {fmt.expected(waiting['est_start'], now)}" if waiting else fmt.MISSING),
         ("runs", f"{job['kind']}: {_what(spec)}"),
         ("params", json.dumps(spec["params"], ensure_ascii=False) if spec.get("params") else fmt.MISSING),
@@ -110,7 +110,7 @@ def _facts(answer: Row, now: float) -> list[tuple[str, str]]:
 
 
 def silence(rows: list[Row], now: float) -> str:
-    """Of the runners that a job is on those that are not heard."""
+    """The silent runners among those that a job is on."""
     if not rows:
         return ""
     return fmt.silence([row["node"] for row in rows], min(row["last_seen"] for row in rows), rows[0]["reported_at"], now)
@@ -135,7 +135,7 @@ _NEEDS = [
 
 
 def _share(lease: Mapping[str, Any]) -> str:
-    """How it shared its GPUs, and with which jobs."""
+    """Its kind of sharing, and the jobs on the same GPUs."""
     if lease["share"] == "exclusive":
         return ""
     return f"{lease['share']}, with {', '.join(map(str, lease['beside']))}" if lease["beside"] else str(lease["share"])
@@ -174,7 +174,7 @@ _EVENT_COLUMNS = [
 @pass_app
 @examples("stoker show 17", "stoker show bert-lr --events 50", "stoker show 17 --json")
 def show(app: App, job: str, events: int) -> Answer:
-    """Show everything about a job: state, progress, leases, dependencies, events, and where it came from.
+    """Show everything about a job: state, progress, leases, dependencies, events, and origin.
 
     Of an array: its tasks, and the first one.
     """
@@ -200,7 +200,7 @@ def show(app: App, job: str, events: int) -> Answer:
 
 
 def _counts(answer: Row) -> str:
-    """How many tasks of an array are in each state."""
+    """The number of an array's tasks in each state."""
     states: dict[str, int] = {}
     for group in answer["array"]["groups"]:
         states[group["state"]] = states.get(group["state"], 0) + group["tasks"]
@@ -242,7 +242,7 @@ def _blocker_columns(now: float) -> list[Column]:
 
 
 def _frees(row: Mapping[str, Any], now: float) -> str:
-    """When its GPUs may become free: with the job, or with its lease if that ends first."""
+    """The time when its GPUs may become free: with the job, or with its lease if that ends first."""
     end, lease_end = row["est_end"], row["lease_end"]
     if lease_end is None or (end is not None and end <= lease_end):
         return fmt.expected(end, now)
@@ -250,7 +250,7 @@ def _frees(row: Mapping[str, Any], now: float) -> str:
 
 
 def deadline_line(deadline: Row, state: str, now: float) -> str:
-    """How the deadline of a job stands, or what became of it."""
+    """The state or the outcome of a job's deadline."""
     at, estimate, verdict = deadline["at"], deadline["estimate"], deadline["verdict"]
     when = f"deadline {fmt.moment(at, now)}"
     if state in FINAL:
@@ -266,7 +266,7 @@ def deadline_line(deadline: Row, state: str, now: float) -> str:
 _ENDED: dict[str, str] = {State.COMPLETED: "completed", State.FAILED: "failed", State.CANCELLED: "was cancelled"}
 
 
-_KNOWN = ("safe", "at risk")  #: risks of a deadline ahead of which it is known when its job should end
+_KNOWN = ("safe", "at risk")  #: risks of a future deadline with a known expected end of its job
 
 
 @click.command(cls=Command)
@@ -275,13 +275,13 @@ _KNOWN = ("safe", "at risk")  #: risks of a deadline ahead of which it is known 
 @pass_app
 @examples("stoker explain 17", "stoker explain bert-lr --json")
 def explain(app: App, job: str) -> Answer:
-    """Say why a job waits or how it came to where it is: what the policy decided and why, and who holds the GPUs.
+    """Explain why a job waits, or its state: the policy's decision with its reason, and the holders of the GPUs.
 
-    Of a job with a deadline it is said how likely this is kept. Of an array: why its tasks are where they are, and the first one.
+    For a job with a deadline also the probability of keeping it. For an array: the reasons of its tasks, and the first one.
     """
     answer = app.client.get(job_path(job, "explain"))
     note_task(job, answer)
-    known = answer["deadline"] is not None and answer["deadline"]["risk"] in _KNOWN  # what listings do not know, this does not either
+    known = answer["deadline"] is not None and answer["deadline"]["risk"] in _KNOWN  # the same knowledge as in listings
     answer["forecast"] = forecast_of(app.client, answer["job"]["id"]) if known else None
 
     def print_it() -> None:

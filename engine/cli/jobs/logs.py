@@ -30,19 +30,19 @@ def print_log(client: Client, ref: str, lease: int | None = None, lines: int | N
 
 
 def _written_before(client: Client, ref: str, newest: int | None, node: str | None) -> int | None:
-    """The lease before the newest one that has a log, if that has anything in it."""
+    """The lease before the newest one with a log, if that log is not empty."""
     leases = [row["id"] for row in client.get(job_path(ref))["leases"]] if newest is not None else []
     for lease in sorted((lease for lease in leases if lease < (newest or 0)), reverse=True):
         try:
             if client.get(job_path(ref, "logs"), lease=lease, lines=1, node=node)["text"]:
                 return int(lease)
-        except StokerError:  # it has no log, or none any more
+        except StokerError:  # it has no log, or no longer
             continue
     return None
 
 
 def _last(client: Client, ref: str, lease: int | None, lines: int | None, node: str | None) -> Iterator[str]:
-    """The end of a log: the last 64 KiB, or so many lines as they were when it was asked."""
+    """The end of a log: the last 64 KiB, or so many lines as of the request."""
     answer = client.get(job_path(ref, "logs"), lease=lease, lines=lines, node=node)
     if not answer["text"] and lines != 0:
         if lease is None and (before := _written_before(client, ref, answer["lease"], node)) is not None:
@@ -60,11 +60,11 @@ def _last(client: Client, ref: str, lease: int | None, lines: int | None, node: 
 
 
 class Lines:
-    """Whole lines of what comes in pieces, each with the time at which it was written, those alone that are wanted."""
+    """Joins pieces to whole lines, each with the time of its writing, and keeps the wanted ones."""
 
     def __init__(self, pattern: re.Pattern[str] | None, timestamps: bool) -> None:
         self._pattern, self._timestamps = pattern, timestamps
-        self._begun = ""  #: of a line whose end has not come
+        self._begun = ""  #: of an unfinished line
         self._time: float | None = None
 
     def take(self, written: Written) -> Iterator[str]:
@@ -125,7 +125,7 @@ def logs(
 ) -> None:
     """Print the output of a job: the last 64 KiB of its newest lease, or its last lines.
 
-    The log of a job on another host is fetched through the runner there. Once that is gone, the newest 1 MiB of each lease is left.
+    The log of a job on another host is fetched through its runner. If that is gone, the newest 1 MiB of each lease remains.
     Runners keep the times of lines beside a log; those of another host are not fetched.
     """
     if since is not None and lines is not None:

@@ -1,4 +1,4 @@
-"""`stoker pipeline`: how a job's data pipeline is sized, what its tuner did, and why."""
+"""`stoker pipeline`: the sizes of a job's data pipeline, and its tuner's actions with their reasons."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..command import App, Command, examples, pass_app
 from ..jobref import JOB, job_path, one_job
 from ..output import Answer, Column, json_option, print_facts, print_table, section, write
 
-_NEARLY = 0.95  #: of what the training would take: as in view pipelines_now
+_NEARLY = 0.95  #: of the training's demand, as in view pipelines_now
 _POINTS = 2000  #: steps of a plotted history
 
 
@@ -35,10 +35,10 @@ _POINTS = 2000  #: steps of a plotted history
     "stoker pipeline 17 --json",
 )
 def pipeline(app: App, job: str, rank: int | None, name: str | None, steps: int, plot: Path | None) -> Answer:
-    """Show how a job's data pipeline is sized: its stages, which one limits it, what its tuner did, and why.
+    """Show a job's data pipeline: its stages, the limiting one, and its tuner's actions with their reasons.
 
-    Of jobs with a 'pipeline:' block, and of scripts that wrap their loader by stoker.loaders.autotuned; also after their end.
-    The plot has throughput, workers of each stage, memory and reward over time, with marks where something was set or refused.
+    For jobs with a 'pipeline:' block, and scripts that wrap their loader by stoker.loaders.autotuned; also after their end.
+    The plot has throughput, workers of each stage, memory and reward over time, with marks at changes and refusals.
     """
     if plot is not None and plot.suffix.lower() != ".png":
         raise UsageError(f"--plot: {plot} must end in .png")
@@ -94,7 +94,7 @@ def _facts(answer: Mapping[str, Any], here: Mapping[str, Any], now: float) -> It
 
 
 def _memory(here: Mapping[str, Any]) -> str:
-    """Of what the spec allows, where that is less than there is."""
+    """The memory in use, of the spec's limit if that is below the machine's."""
     limit, there = here["memory_limit"], here["memory_total"]
     if limit is None or limit >= there:
         return f"{fmt.size(here['memory_used'])} of {fmt.size(there)}"
@@ -102,7 +102,7 @@ def _memory(here: Mapping[str, Any]) -> str:
 
 
 def _refused(row: Mapping[str, Any]) -> str:
-    """The guard's words under a heading that says the first of them."""
+    """The guard's words, without the first of them, which is the heading."""
     return (row["refused"] or "").removeprefix("refused ")
 
 
@@ -155,7 +155,7 @@ _PIPELINES = [
 
 
 def _changes(row: Mapping[str, Any]) -> str:
-    """`udf +2 → 6`, and what was wanted where that was refused."""
+    """`udf +2 → 6`, and the wanted value if that was refused."""
     said = []
     for change in row["changes"] or ():
         unit = " MiB" if change["unit"] == "MiB" else ""

@@ -1,4 +1,4 @@
-"""Asks a worker for the plan of a swapped training: a short job where a daemon answers, else a child process on this machine's CPU."""
+"""Asks a worker for the plan of a swapped training: by a short job if a daemon answers, else by a child process on this machine's CPU."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from ..output import note
 if TYPE_CHECKING:
     from ...spec.model import JobSpec
 
-RECIPE, MARK = "swap-plan", "stoker-swap-plan "  #: the internal recipe, and what begins the line with its plan (runners/swap/planning.py)
+RECIPE, MARK = "swap-plan", "stoker-swap-plan "  #: the internal recipe, and the prefix of the line with its plan (runners/swap/planning.py)
 
 Post = Callable[..., dict[str, Any]]  #: submits jobs (`submit.post_jobs`)
 
 
 def planned(app: App, job: JobSpec, cap: int, accumulate: int, here: bool, post: Post) -> dict[str, Any]:
-    """The plan of a job under ``cap`` bytes; ``accumulate`` 0: batches are to be chosen; ``here``: not by a job, though one could."""
+    """The plan of a job under ``cap`` bytes; ``accumulate`` 0: choose the batches; ``here``: in a child process in any case."""
     asked = _request(job, cap, accumulate)
     return _by_child(asked, job) if here or not _daemon_answers(app) else _by_job(app, asked, post)
 
 
 def with_batches_chosen(app: App, jobs: list[JobSpec], here: bool, post: Post) -> list[JobSpec]:
-    """The jobs with a number in place of ``memory: {accumulate: auto}``, chosen once for those that compute alike."""
+    """The jobs with a number in place of ``memory: {accumulate: auto}``, chosen once for all with equal work."""
     import msgspec
 
     found: dict[tuple[str, int | None], int] = {}
@@ -82,7 +82,7 @@ def _daemon_answers(app: App) -> bool:
 
 
 def _by_child(asked: JobSpec, job: JobSpec) -> dict[str, Any]:
-    """The plan, by a worker that is started for it as a runner would, with one thread and no GPU."""
+    """The plan, by a worker started as by a runner, with one thread and no GPU."""
     import msgspec
 
     with tempfile.TemporaryDirectory(prefix="stoker-plan-") as folder:
@@ -106,7 +106,7 @@ def _by_child(asked: JobSpec, job: JobSpec) -> dict[str, Any]:
 
 
 def _plan_among(lines: Iterable[str]) -> tuple[dict[str, Any] | None, str]:
-    """The plan in a worker's output, and what it complained about; the other lines are told as progress."""
+    """The plan in a worker's output, and its complaint; other lines are shown as progress."""
     found, said = None, ""
     for line in lines:
         if line.startswith(MARK):
@@ -119,7 +119,7 @@ def _plan_among(lines: Iterable[str]) -> tuple[dict[str, Any] | None, str]:
 
 
 def _failed(said: str, code: int) -> StokerError:
-    """What the worker has complained about in its last line, with the exit code of its kind."""
+    """The worker's complaint, its last line, with the exit code of its kind."""
     last = next((line for line in reversed(said.splitlines()) if line.strip()), f"the worker ended with exit code {code} and said nothing")
     kind: Callable[[str], StokerError] = UsageError if code == UsageError.exit_code else StokerError
     return kind(last.removeprefix("stoker: "))
@@ -129,7 +129,7 @@ def _failed(said: str, code: int) -> StokerError:
 
 
 def _by_job(app: App, asked: JobSpec, post: Post) -> dict[str, Any]:
-    """The plan, by a job on whatever the pool gives it."""
+    """The plan, by a job in the pool."""
     number = post(app, [asked], dry_run=False, with_snapshot=False)["jobs"][0]["id"]
     note(f"job {number} measures the model; --here would do it on this machine's CPU")
     try:

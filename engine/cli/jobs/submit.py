@@ -30,7 +30,7 @@ YAML = (".yaml", ".yml")
 
 
 class SubmitCommand(Command):
-    """Keeps what follows ``--`` apart: it is the job's command, options of its own included."""
+    """Keeps the words after ``--`` apart: they are the job's command, with its own options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         cut = args.index("--") if "--" in args else len(args)
@@ -58,7 +58,7 @@ _OPTIONS = (
 
 
 def submit_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """How jobs are submitted, beside what they are."""
+    """Options of the submission, not of the jobs."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -94,8 +94,8 @@ def submit(
 ) -> Answer:
     """Submit jobs from YAML files, from options and a command after '--', or from files with options laid over them.
 
-    docs/job-spec.md describes the fields of a file; each option here is one of them. Of jobs with deadlines it is said how likely
-    these are kept.
+    docs/job-spec.md describes the fields of a file; each option here is one of them. For jobs with deadlines it prints the probability
+    of keeping them.
     """
     jobs = read_jobs(app, files, options, context.meta["stoker.command"])
     if following and context.params.get("as_json"):
@@ -127,7 +127,7 @@ def read_jobs(app: App, files: Sequence[Path], options: dict[str, Any], command:
     from ...spec.reading.load import load_file, load_text
     from ...spec.reading.tree import MAX_BYTES, decode
 
-    # Where the daemon is on another host, so are its runners: what is installed here says nothing of them.
+    # If the daemon is on another host, so are its runners: packages installed here say nothing about them.
     context = Context.here(recipes.RECIPES, None if app.client.url else os.environ, note)
     if not files:
         if not command and not options["recipe"] and not options["entrypoint"]:
@@ -155,7 +155,7 @@ def read_jobs(app: App, files: Sequence[Path], options: dict[str, Any], command:
 
 
 def _with_path(job: Any) -> Any:
-    """A command runs with the programs of who submits it, not of who started the runner: an activated environment counts."""
+    """A command runs with the submitter's PATH, not the runner's: an activated environment counts."""
     import msgspec
 
     if job.command is None:
@@ -167,7 +167,7 @@ def _with_path(job: Any) -> Any:
 
 
 def send(app: App, jobs: list[Any], dry_run: bool, snapshot: bool, required: bool) -> tuple[list[Any], dict[str, Any]]:
-    """Submit jobs; the jobs with what was chosen for them, and what the daemon has made of them."""
+    """Submit jobs; returns the jobs with chosen values, and the daemon's answer."""
     jobs = with_batches_chosen(app, jobs, dry_run, post_jobs)
     if required:
         _require_deadlines(app, jobs)
@@ -175,7 +175,7 @@ def send(app: App, jobs: list[Any], dry_run: bool, snapshot: bool, required: boo
 
 
 def post_jobs(app: App, jobs: list[Any], dry_run: bool, with_snapshot: bool) -> dict[str, Any]:
-    """Submit jobs; what the daemon has made of them."""
+    """Submit jobs; returns the daemon's answer."""
     import msgspec
 
     from ...spec.expand import submissions
@@ -196,7 +196,7 @@ def post_jobs(app: App, jobs: list[Any], dry_run: bool, with_snapshot: bool) -> 
 
 
 def _snapshot(app: App, tree: Path) -> str:
-    """Copy a tree; where the copy is: with the daemon, by its digest, or what is too large for that in the home, on this host alone."""
+    """Copy a tree; returns the copy's place: with the daemon, by its digest, or, if it is too large, in the home, for this host alone."""
     from ...hosts.bundles import digest_of, send
     from ...hosts.bundles import tree as whole
     from ...spec.provenance import SENT_BYTES, SNAPSHOT_BYTES, snapshot
@@ -245,7 +245,7 @@ def ids_in_words(ids: list[int]) -> str:
 
 
 def _timed(jobs: list[Any], answer: dict[str, Any]) -> list[int]:
-    """Numbers of the new jobs of whose deadlines something is to be said."""
+    """Numbers of the new jobs whose deadlines need a forecast."""
     from ...spec.expand import with_deadlines
 
     names = {jobs[row].name for row in with_deadlines(jobs)}
@@ -261,7 +261,7 @@ def _require_deadlines(app: App, jobs: list[Any]) -> None:
 
 
 def _add_forecasts(app: App, answer: dict[str, Any], timed: list[int]) -> None:
-    """For programs: in the rows of the jobs. Whoever interrupts this has submitted all the same."""
+    """For programs: add forecasts to the rows of the jobs. An interruption does not undo the submission."""
     found: dict[int, Any] = {}
     with contextlib.suppress(KeyboardInterrupt):
         found.update(forecasts(app.client, timed))
@@ -270,14 +270,14 @@ def _add_forecasts(app: App, answer: dict[str, Any], timed: list[int]) -> None:
 
 
 def _tell(found: Iterable[tuple[Any, Forecast]], several: bool) -> None:
-    """A few lines for the person, beside what a program may read on stdout."""
+    """A few lines for people, beside the output for programs on stdout."""
     for job, forecast in found:
         for line in lines(forecast, time.time()):
             note(f"{f'job {job} ' if several else ''}{line}")
 
 
 def trial(answer: dict[str, Any], count: int) -> Answer:
-    """What would become of jobs that were not submitted."""
+    """The outcome that jobs of a dry run would have."""
     return Answer(answer, lambda: _show_trial(answer, count))
 
 
@@ -318,7 +318,7 @@ ENDED = [
 
 
 def until_ended(app: App, jobs: list[Any], answer: dict[str, Any], shown: bool) -> tuple[list[dict[str, Any]], list[StokerError]]:
-    """Wait for jobs that were submitted, with their output if it is ``shown``; the jobs as they ended, and what failed."""
+    """Wait for submitted jobs, with their output if ``shown``; returns the ended jobs, and the failures."""
     from ....client import following
 
     ids = [row["id"] for row in answer["jobs"]]

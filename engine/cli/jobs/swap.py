@@ -1,4 +1,4 @@
-"""`stoker swap`: what training in less memory than the model needs would look like, before anything is trained."""
+"""`stoker swap`: the plan of a training in less memory than the model needs, before it is trained."""
 
 from __future__ import annotations
 
@@ -19,12 +19,8 @@ from .swap_drawing import draw
 if TYPE_CHECKING:
     from ...spec.model import JobSpec
 
-    Whole = click.ParamType[int]
-else:  # not generic before click 8.4
-    Whole = click.ParamType
 
-
-class Accumulate(Whole):
+class Accumulate(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.4
     """A number of micro-batches, or auto."""
 
     name = "accumulate"
@@ -58,9 +54,9 @@ def swap() -> None:
     "stoker swap plan job.yaml --cap 600MiB --here --json",
 )
 def plan(app: App, file: Path, cap: int | None, accumulate: int | None, here: bool) -> Answer:
-    """Plan the training of FILE under a cap of device memory: parts, what stays, a time line, time and peak memory of a step.
+    """Plan the training of FILE under a cap of device memory: parts, resident ones, a time line, time and peak memory of a step.
 
-    The model is measured piece by piece, on a GPU by a short job; without a daemon by a child process on the CPU, where copies are
+    A short job measures the model piece by piece on a GPU; without a daemon a child process does so on the CPU, where copies are
     emulated. Nothing is trained.
     """
     job = _job(app, file)
@@ -84,7 +80,7 @@ def _job(app: App, file: Path) -> JobSpec:
 
 
 def _memory(job: JobSpec, cap: int | None, accumulate: int | None) -> tuple[int, int]:
-    """Cap and batches of a step (0: to be chosen), of the options or else of the job."""
+    """Cap and batches of a step (0: to be chosen), from the options or else from the job."""
     block = getattr(job, "memory", None)
     if cap is None:
         cap = getattr(block, "cap", None)
@@ -96,7 +92,7 @@ def _memory(job: JobSpec, cap: int | None, accumulate: int | None) -> tuple[int,
     return cap, accumulate
 
 
-# ---- what is shown ----
+# ---- output ----
 
 
 def _show(plan: dict[str, Any]) -> None:
@@ -121,7 +117,7 @@ def _show(plan: dict[str, Any]) -> None:
 
 
 def _seconds(value: float) -> str:
-    """With three digits, in the unit that suits it."""
+    """With three digits, in a suitable unit."""
     return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
 
 

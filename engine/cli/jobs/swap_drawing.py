@@ -1,4 +1,4 @@
-"""The time line of a swapped step as text: what each stream does, part by part."""
+"""The time line of a swapped step as text: the work of each stream, part by part."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _STREAMS = ("load", "compute", "out")
 
 
 def draw(timeline: Sequence[Mapping[str, Any]], seconds: float) -> str:
-    """A line for each stream, in which the number of a part stands while the stream is busy with it, and one for the direction."""
+    """A line for each stream, with the number of the part at work, and a line for the direction."""
     wide = max(map(len, _STREAMS))
     lines = []
     for stream in _STREAMS:
@@ -27,7 +27,7 @@ def _digit(part: int) -> str:
 
 
 def _line(acts: Sequence[Mapping[str, Any]], seconds: float, sign: Any) -> str:
-    """Each column shows what takes most of its time; what is too short for a column of its own shows where nothing else is."""
+    """Each column shows the act with most of its time; an act too short for a column shows where no other is."""
     step = seconds / WIDTH if seconds else 1.0
     line = []
     for column in range(WIDTH):

@@ -1,4 +1,4 @@
-"""`stoker export`: the reports of jobs, for the tools in which people look at them."""
+"""`stoker export`: the reports of jobs, for other tools."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Export = Callable[["Connection", dict[str, Any]], Iterator[int]]
 @click.group(cls=Group)
 @examples("stoker export tensorboard 17", "stoker export mlflow sweep --follow")
 def export() -> None:
-    """Export what jobs have reported, for other tools."""
+    """Export the reports of jobs, for other tools."""
 
 
 def _each(app: App, jobs: tuple[str, ...], one: Export, follow: bool) -> None:
-    """One job after the other; with ``follow`` all of them, side by side."""
+    """Export one job after the other; with ``follow`` all at the same time."""
     from threading import Thread
 
     from ....client.connection import Connection
@@ -66,7 +66,7 @@ def _each(app: App, jobs: tuple[str, ...], one: Export, follow: bool) -> None:
 @pass_app
 @examples("stoker export tensorboard 17", "stoker export tensorboard sweep --out runs --follow")
 def tensorboard(app: App, jobs: tuple[str, ...], out: Path, follow: bool) -> None:
-    """Write event files, a directory a job, which 'tensorboard --logdir DIRECTORY' shows. They replace those of an earlier export."""
+    """Write event files, a directory per job, for 'tensorboard --logdir DIRECTORY'. They replace those of an earlier export."""
     from ....client import export_tensorboard
 
     try:
@@ -84,7 +84,7 @@ def tensorboard(app: App, jobs: tuple[str, ...], out: Path, follow: bool) -> Non
 @pass_app
 @examples("stoker export mlflow 17", "stoker export mlflow sweep --uri http://mlflow:5000 --experiment bert --follow")
 def mlflow(app: App, jobs: tuple[str, ...], uri: str | None, experiment: str, follow: bool) -> None:
-    """Log metrics and params to MLflow, a run a job. Exporting a job again adds what is new. Needs the extra 'mlflow'."""
+    """Log metrics and params to MLflow, a run per job. A further export of a job adds new ones. Needs the extra 'mlflow'."""
     from ....client import export_mlflow
 
     _each(app, jobs, lambda client, row: export_mlflow.export(client, row, uri, experiment, follow=follow), follow)

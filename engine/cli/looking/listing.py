@@ -88,7 +88,7 @@ def _auto(pool: dict[str, Any]) -> bool:
 
 
 def _tunes_itself(auto: dict[str, Any] | None, now: float) -> str:
-    """How, and when the next search comes."""
+    """Its objective and period, and the time of the next search."""
     if not auto:
         return ""
     coming = auto["why"] if auto["next"] is None else f"next search {fmt.expected(auto['next'], now)}"
@@ -132,7 +132,7 @@ def _disk(room: dict[str, Any] | None) -> str:
 @pass_app
 @examples("stoker status", "stoker status --json")
 def status(app: App) -> Answer:
-    """Show the daemon, its runners and pools, and what is wrong with policies and periodic tasks."""
+    """Show the daemon, its runners and pools, and problems of policies and periodic tasks."""
     answer = app.client.get("/v1/status")
 
     def show() -> None:

@@ -1,4 +1,4 @@
-"""`stoker report`: plots and a page about what ran."""
+"""`stoker report`: plots and a page about past jobs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def since_option(value: str | None, now: float) -> float | None:
 def report(app: App, jobs: tuple[str, ...], out: Path, since: str | None, title: str) -> Answer:
     """Write plots (PNG) and one self-contained page (index.html) about the jobs.
 
-    GPUs by time, completion times, waiting by reason, utilisation and loss curves; of all jobs, or of those named.
+    GPUs by time, completion times, waiting by reason, utilisation and loss curves; for all jobs, or those named.
     """
     from ...report import Table, read_report, write_report
 

@@ -17,13 +17,13 @@ from ..command import App, Command, examples, pass_app
 from ..numbers import FiniteRange
 from ..output import Answer, Column, Row, clear_screen, json_option, note, print_table, section, write, write_json
 
-TABLE_ROWS = 1000  #: of a table, unless --limit says otherwise; what goes to a program is not cut
-ALL_ROWS = 1_000_000  #: the most that the daemon answers with (docs/sql.md)
+TABLE_ROWS = 1000  #: of a table, unless --limit is given; output for programs is not cut
+ALL_ROWS = 1_000_000  #: the most in an answer of the daemon (docs/sql.md)
 EXTRA_WAIT = 30.0  #: seconds granted to the daemon beyond the query's own time limit
 
 
 def _statement(query: str | None, file: BinaryIO | None) -> str:
-    """The query from the argument, the file, or what is piped in."""
+    """The query from the argument, the file, or the pipe."""
     if query is not None and file is not None:
         raise UsageError("give the query or -f FILE, not both")
     if query is None or query == "-":
@@ -60,7 +60,7 @@ def sql(
     app: App, query: str | None, file: BinaryIO | None, output: str, as_json: bool, to: Path | None, watch: float | None, limit: int | None,
     timeout: float | None,
 ) -> None:  # fmt: skip
-    """Ask the database anything: one reading statement, in DuckDB's SQL.
+    """Query the database: one reading statement, in DuckDB's SQL.
 
     'stoker schema' describes the tables and views; times in them are UTC.
     """
@@ -85,7 +85,7 @@ def _post(app: App, body: dict[str, Any], format: str) -> tuple[bytes, bool]:
 def _once(app: App, body: dict[str, Any], output: str, to: Path | None) -> None:
     rows = body["limit"] or (TABLE_ROWS if output == "table" else ALL_ROWS)
     content, whole = _post(app, {**body, "limit": rows}, output if output in ("csv", "parquet") else "json")
-    if not whole and output != "table" and body["limit"] is None:  # a part that looks like the whole is worth nothing to a program
+    if not whole and output != "table" and body["limit"] is None:  # a program must not take a part for the whole
         raise LimitExceeded(f"query: the answer has more than {rows} rows; select fewer, or take the first with --limit {rows}")
     if output in ("csv", "parquet"):
         _deliver(content, to)
@@ -124,7 +124,7 @@ def _deliver(content: bytes, to: Path | None) -> None:
 
 
 def _objects(answer: dict[str, Any]) -> list[dict[str, Any]]:
-    """Rows as objects; a column name that comes twice is numbered, so that no value is lost."""
+    """Rows as objects; a repeated column name is numbered, so that no value is lost."""
     names: list[str] = []
     for name in answer["columns"]:
         unique, count = name, 2
@@ -148,7 +148,7 @@ def _cell(key: str) -> Callable[[Row], str]:
 
 
 def value_text(value: Any) -> str:
-    """A value as a table shows it; numbers that were measured are rounded, programs get them whole by -o json."""
+    """A value in a table; measured numbers are rounded, programs get them whole by -o json."""
     match value:
         case None:
             return "NULL"
@@ -164,7 +164,7 @@ def _numeric(kind: str) -> bool:
 
 
 def _watch(app: App, body: dict[str, Any], seconds: float) -> None:
-    """In place on a terminal; one table after the other in a pipe."""
+    """Refresh in place on a terminal; one table after the other in a pipe."""
     body = {**body, "limit": body["limit"] or TABLE_ROWS}
     while True:
         answer = json.loads(_post(app, body, "json")[0])

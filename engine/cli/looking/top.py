@@ -27,7 +27,7 @@ PLAIN_SIZE = (120, 50)  #: of a frame that goes into a pipe
 
 @contextmanager
 def _keys() -> Iterator[int | None]:
-    """The keyboard without line editing and echo, put back afterwards whatever happens."""
+    """The keyboard without line editing and echo, always restored afterwards."""
     if not sys.stdin.isatty():
         yield None
         return
@@ -40,7 +40,7 @@ def _keys() -> Iterator[int | None]:
         tty.setcbreak(descriptor)
         yield descriptor
     finally:
-        with suppress(termios.error):  # there is nothing to put back on a terminal that has gone
+        with suppress(termios.error):  # the terminal is gone
             termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
@@ -53,7 +53,7 @@ def _quit_pressed(keys: int | None, seconds: float) -> bool:
         return False
     try:
         pressed = os.read(keys, 64)
-    except OSError:  # the terminal has gone, and whoever started us has told the system not to end us for that
+    except OSError:  # the terminal is gone, and its signal was set to be ignored
         pressed = b""
     return pressed[:1] in (b"", b"q", b"Q")
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 ORDER = ("running", "starting", "assigned", "profiling", "suspending", "pending", "submitted", "completed", "failed", "cancelled")
-NOTICED = 600.0  #: seconds for which it is said what happened to the daemon itself
+NOTICED = 600.0  #: seconds for which events of the daemon itself are shown
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def sections(snapshot: Mapping[str, Any], now: float) -> list[Section]:
 
 
 def shares(wanted: Sequence[int], least: Sequence[int], room: int) -> list[int]:
-    """Lines of each section: the least to begin with, then one each in turn until all is shown or nothing is left."""
+    """Lines of each section: the least at first, then one each in turn until all are shown or no room is left."""
     given = list(least)
     while sum(given) < room and (open_ := [i for i in range(len(given)) if given[i] < wanted[i]]):
         given[min(open_, key=lambda i: given[i])] += 1

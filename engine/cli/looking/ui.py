@@ -22,10 +22,10 @@ from ..output import Answer, json_option, note, write
 @pass_app
 @examples("stoker ui", "stoker ui --no-open", "stoker ui --port 7500")
 def ui(app: App, port: int | None, no_open: bool) -> Answer:
-    """Open the live page in a browser: what runs, what waits and why, each job, and SQL.
+    """Open the live page in a browser: running jobs, waiting jobs with reasons, each job, and SQL.
 
-    The link works once, within five minutes, and for whoever has it with your rights: do not pass it on. The page itself stays
-    open for a week, also when the daemon is restarted. It is answered on this host only; from another one, reach it by 'ssh -L'.
+    The link works once, within five minutes, and gives your rights to its user: do not pass it on. The page itself stays open for
+    a week, also after a restart of the daemon. It is served on this host only; from another one, use 'ssh -L'.
     """
     answer = app.client.post("/v1/ui", {"port": port})
 

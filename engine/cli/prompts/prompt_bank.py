@@ -1,4 +1,4 @@
-"""`stoker prompt bank`: build a bank of prompts, add to it, look at it."""
+"""`stoker prompt bank`: build a bank of prompts, add to it, show it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ llm_option = click.option("--llm", default=LLM, show_default=True, metavar="NAME
 @click.group(cls=Group)
 @examples("stoker prompt bank build --from prompts.jsonl", "stoker prompt bank stats", "stoker prompt bank search spam")
 def bank() -> None:
-    """The prompt bank: texts from which prompt tuning may start, with what the LLM makes of each."""
+    """The prompt bank: texts from which prompt tuning may start, with the LLM's features of each."""
 
 
 @bank.command(cls=Command)
@@ -46,13 +46,13 @@ def bank() -> None:
 def build(app: App, llm: str, file: Path | None, limit: int | None, clusters: int | None, here: bool) -> Answer:
     """Add the prompts of a file to the bank, if one is given, and cluster the whole bank.
 
-    The LLM reads each prompt once, in a short job. What is stored stays: after an interruption the same command goes on.
+    The LLM reads each prompt once, in a short job. Stored prompts stay: after an interruption the same command goes on.
     """
     from ...prompts.prompt_lines import from_file, spread
     from ...prompts.stored_prompts import CAPACITY
 
     llm, called = require_llm(llm)
-    known = _known(app, called)  # before anything is read: without a daemon there is no bank
+    known = _known(app, called)  # first, as without a daemon there is no bank
     prompts = from_file(file) if file is not None else []
     if not prompts and not any(bank_texts for _, _, bank_texts in known):
         raise NotFound(f"the bank of {llm} is empty: give prompts with --from FILE.jsonl; examples/packaged_prompts.py writes such a file")
@@ -124,7 +124,7 @@ def one_text(text: str) -> str:
 
 
 def _known(app: App, llm: str) -> list[Any]:
-    """Texts that the banks of this LLM have, by revision and tokenizer."""
+    """Texts in the banks of this LLM, by revision and tokenizer."""
     found = app.client.get(f"/v1/prompts/texts/{quote(llm)}")["banks"]
     return [[row["revision"], row["tokenizer"], row["texts"]] for row in found]
 
@@ -132,9 +132,9 @@ def _known(app: App, llm: str) -> list[Any]:
 def _store(
     app: App, llm: str, chosen: Sequence[PromptText], known: list[Any], here: bool, builds: bool = False
 ) -> tuple[Mapping[str, str], dict[str, Any]]:
-    """Have the features made, and store what comes; the bank, and what was added and replaced.
+    """Have the features computed, and store them; returns the bank, and the added and replaced prompts.
 
-    ``builds``: a bank that is full before it has clusters gets them now, for they say what is replaced.
+    ``builds``: a bank that is full before it has clusters gets them now, as they determine the replaced prompts.
     """
     by_text = {prompt.text: prompt for prompt in chosen}
     request = {"work": "features", "llm": llm, "texts": list(by_text), "known": known}
@@ -169,7 +169,7 @@ def _store(
 
 
 def progress(done: int, total: int, what: str, step: int) -> None:
-    """On a terminal a line that is written over; else a line a tenth. ``step``: how many came since the last call."""
+    """On a terminal one line that is rewritten; else a line for each tenth. ``step``: the number since the last call."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r{done} of {total} {what}\x1b[K" + ("\r\x1b[K" if done == total else ""))
         sys.stderr.flush()
@@ -178,7 +178,7 @@ def progress(done: int, total: int, what: str, step: int) -> None:
 
 
 def _cluster(app: App, which: Mapping[str, str], k: int | None) -> dict[str, Any]:
-    """Group all prompts of the bank, and store their representatives; prompts, clusters and scores of a lookup."""
+    """Group all prompts of the bank, and store their representatives; returns the numbers of prompts, clusters and scores of a lookup."""
     import msgspec
     import numpy as np
 
@@ -216,7 +216,7 @@ _FOUND = [
 @pass_app
 @examples("stoker prompt bank search spam message", "stoker prompt bank search --near 17", "stoker prompt bank search news --json")
 def search(app: App, words: tuple[str, ...], near: int | None, llm: str | None, limit: int) -> Answer:
-    """Find prompts whose text or task holds all these words, or those near to one by what the LLM makes of them."""
+    """Find prompts whose text or task holds all these words, or those near to one by the LLM's features."""
     query: dict[str, Any] = {
         name: value for name, value in (("words", " ".join(words)), ("near", near), ("llm", llm), ("limit", limit)) if value
     }
@@ -263,7 +263,7 @@ def _facts(row: Row) -> list[tuple[str, str]]:
 @pass_app
 @examples("stoker prompt bank stats", "stoker prompt bank stats --json")
 def stats(app: App, llm: str | None) -> Answer:
-    """Show the banks: how large they are, their clusters, and what a lookup needs beside scoring each prompt."""
+    """Show the banks: their sizes, their clusters, and the cost of a lookup compared with scoring each prompt."""
     query: dict[str, Any] = {"llm": llm} if llm else {}
     rows = app.client.get("/v1/prompts/banks", **query)["banks"]
     return Answer(rows, lambda: print_table(rows, _STATS, "no bank yet; 'stoker prompt bank build --from FILE.jsonl' makes one"))

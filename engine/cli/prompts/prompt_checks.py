@@ -1,4 +1,4 @@
-"""Checks of a work on prompts, as far as this host can tell, before any job is made of it."""
+"""Checks of work on prompts before it becomes a job, as far as this host knows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RECIPE = "prompt-tune"
 
 
 def require_llm(name: str) -> tuple[str, str]:
-    """What is loaded, and what its banks are called. There must be such an LLM, and this Python, which the job has too, must load one."""
+    """The LLM to load, and the name of its banks. It must exist, and this Python, which the job has too, must be able to load it."""
     if name not in recipes.LLMS and (path := recipes.directory(name)) is not None:
         if wrong := recipes.unusable(path, texts=True):
             raise UsageError(f"--llm: {wrong}")
@@ -22,7 +22,7 @@ def require_llm(name: str) -> tuple[str, str]:
     if name not in recipes.LLMS:
         raise NotFound(f"--llm: there is no LLM {name!r}{nearest(name, recipes.LLMS)}; there are {', '.join(recipes.LLMS)}")
     if absent := [module for module in recipes.find(RECIPE).needs if missing(module, ()) is not None]:
-        raise StokerError(f"{name} needs {' and '.join(absent)}, which this Python has not: pip install '.[llm]' in Stoker's source tree")
+        raise StokerError(f"{name} needs {' and '.join(absent)}, which this Python lacks: pip install '.[llm]' in Stoker's source tree")
     return name, name
 
 
@@ -32,7 +32,7 @@ def require_bank(home: Home, llm: str) -> None:
 
 
 def require_samples(data: str, folder: str = "", text: str = "text", label: str = "label", held_out: str = "") -> bool:
-    """That a file, whose path may count from a folder, can be tuned on; False: it is a packaged set, fetched by who needs it first."""
+    """Check that a file, with a path relative to a folder, can be tuned on; False: it is a packaged set, fetched at its first use."""
     from ....runners.prompts.labelled_files import Columns, read_labelled
     from ....runners.texts import TEXT_DATASETS
 
@@ -43,7 +43,7 @@ def require_samples(data: str, folder: str = "", text: str = "text", label: str 
 
 
 def require_tuning(home: Home, params: Mapping[str, Any], backbone: str | None, workdir: str) -> None:
-    """What a tuning job would begin with."""
+    """Check the start of a tuning job."""
     asked = recipes.find(RECIPE).resolve(params, backbone)
     _, called = require_llm(asked["backbone"])
     if asked["init"] == "bank":

@@ -1,4 +1,4 @@
-"""Work that needs the LLM, for the command line, which imports no torch: a short job, or a child process where no runner could take it."""
+"""Work that needs the LLM, for the command line, which imports no torch: by a short job, or by a child process if no runner can take it."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from ..jobref import job_path
 from ..output import note
 
 WORKER = [sys.executable, "-m", "stoker.runners.prompts.bank_work"]  #: and the folder of the work
-POLL = 0.2  #: seconds between looks at what has been answered
-WORK_KEPT_SECONDS = 7 * 86_400.0  #: seconds after which nobody follows what was asked
+POLL = 0.2  #: seconds between looks at the answers
+WORK_KEPT_SECONDS = 7 * 86_400.0  #: seconds after which a work's folder counts as abandoned
 SLOW_POLL = 1.0  #: and at the state of the job
 
 
 class _Work(Protocol):
     def ended(self) -> StokerError | bool:
-        """False while it goes on, True when it has ended well, else what went wrong."""
+        """False while it runs, True after a good end, else the error."""
 
     def leave(self, done: bool) -> None:
-        """Let it end when it is done, else end it."""
+        """Let it end by itself if it is done, else end it."""
 
 
 @contextlib.contextmanager
 def answers(app: App, request: Mapping[str, Any], *, job: bool) -> Iterator[Iterator[Mapping[str, Any]]]:
-    """Start the work; its answers as they come. Leaving the block ends it.
+    """Start the work; yields its answers as they come. Leaving the block ends it.
 
-    ``request``: see `runners.prompts.bank_work`. ``job``: whether it may be one: a daemon answers, and nobody has said otherwise.
+    ``request``: see `runners.prompts.bank_work`. ``job``: whether it may be one: a daemon answers, and no option forbids it.
     """
     folder = app.home.create().prompts / "work" / uuid.uuid4().hex
     _remove_left(folder.parent)
@@ -72,7 +72,7 @@ def _remove_left(works: Path) -> None:
 
 
 def _follow(path: Path, ended: Callable[[], StokerError | bool], done: threading.Event) -> Iterator[Mapping[str, Any]]:
-    """Lines of the file until one says that it is done, which is noted. Raises what went wrong, after the answers before it."""
+    """Lines of the file until the one that says it is done, which is noted. An error is raised after the answers before it."""
     place = 0
     while True:
         over = ended()
@@ -91,7 +91,7 @@ def _follow(path: Path, ended: Callable[[], StokerError | bool], done: threading
         if isinstance(over, StokerError):
             raise over
         if over:
-            raise StokerError("the work on the bank has ended without an answer; nothing that was stored is lost: start the command again")
+            raise StokerError("the work on the bank has ended without an answer; stored prompts are kept: start the command again")
         time.sleep(POLL)
 
 
@@ -131,7 +131,7 @@ class _Child:
 
 
 class _Job:
-    """A job of one GPU, with the environment of who asks."""
+    """A job of one GPU, with the environment of the command."""
 
     def __init__(self, app: App, argv: Sequence[str], llm: str) -> None:
         self._client = app.client
@@ -170,7 +170,7 @@ class _Job:
 
 
 def put(app: App, bank: Mapping[str, str] | None, prompts: Sequence[Mapping[str, Any]], told: dict[str, Any]) -> None:
-    """Store prompts in a bank. ``told``: how many were added so far, and which were replaced."""
+    """Store prompts in a bank. ``told``: the number added so far, and the replaced ones."""
     stored = app.client.post("/v1/prompts", {"bank": bank, "prompts": prompts})
     told["added"] += stored["added"]
     told["replaced"] += stored["replaced"]

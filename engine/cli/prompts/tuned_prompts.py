@@ -1,4 +1,4 @@
-"""Prompts that jobs have tuned: where they are on this host, and into the bank with them."""
+"""Prompts tuned by jobs: their place on this host, and their way into the bank."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .prompt_work import answers, put
 
 
 def tuned_folder(home: Home, job: int) -> Path:
-    """Where a job of this host leaves its tuned prompt (`runners.prompts.adapter_file`)."""
+    """The folder of a job's tuned prompt on this host (`runners.prompts.adapter_file`)."""
     return home.path / "jobs" / str(job) / "checkpoints" / "prompt"
 
 
 def what_was_tuned(folder: Path) -> dict[str, Any] | None:
-    """What is said of the tuned prompt in a folder, None: there is none."""
+    """The description of the tuned prompt in a folder; None: there is none."""
     try:
         about: dict[str, Any] = json.loads((folder / "prompt.json").read_bytes())
     except (OSError, ValueError):
@@ -41,9 +41,9 @@ class _Tuned:
 
 
 def store_tuned(app: App, jobs: Sequence[str], task: str | None, here: bool) -> tuple[Mapping[str, str], dict[str, Any]]:
-    """Add the tuned prompts of these jobs, with their vectors, to the bank of their LLM; the bank, and what was added and replaced.
+    """Add the tuned prompts of these jobs, with their vectors, to the bank of their LLM; returns the bank, the added and the replaced.
 
-    ``task``: for which they are said to be, None: for the data of each job.
+    ``task``: their task; None: the data of each job.
     """
     found = [_find(app, job, task) for job in dict.fromkeys(jobs)]
     if other := next((one for one in found if one.llm != found[0].llm), None):

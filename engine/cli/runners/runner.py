@@ -86,7 +86,7 @@ def start(
 ) -> None:
     """Run an agent in the foreground; Ctrl-C ends it, its jobs go on.
 
-    With --hand-back they do not: where Slurm, Kubernetes or a spot market takes the host away they are saved, and queued again elsewhere.
+    With --hand-back they stop: if Slurm, Kubernetes or a spot market takes the host away, they are saved, and queued again elsewhere.
     """
     home = app.home.create()
     if app.url:
@@ -151,7 +151,7 @@ def resume(app: App, node: str) -> Answer:
 def forget(app: App, node: str) -> Answer:
     """Declare a runner dead: its jobs go on elsewhere from their last checkpoint.
 
-    Refused while its process is known to live: what runs there would run twice.
+    Refused while its process is known to live, as its jobs would run twice.
     """
     return _act(app, node, "forget", "is forgotten; its jobs were queued again")
 

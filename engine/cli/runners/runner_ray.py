@@ -64,7 +64,7 @@ def up(
     token_file: str | None,
     wait: float,
 ) -> Answer:
-    """Start a runner on each of so many nodes, once there are that many; again: what is lacking."""
+    """Start a runner on each of so many nodes, once there are that many; a repetition starts the missing ones."""
     from ...hosts import lent_nodes, ray_runners
 
     if gpus and slots:
@@ -76,7 +76,7 @@ def up(
     token = lent_nodes.token_for_runners(client, token_file)
     offer = ray_runners.Offer(url, where, pool, gpus, slots, lent_nodes.trusted_by(client))
     with ray_runners.connected(ray_address) as cluster:
-        lent_nodes.keep_secret(Path(where) / "token", token)  # for nodes that join later, where they share this disk
+        lent_nodes.keep_secret(Path(where) / "token", token)  # for nodes that join later and share this disk
         rows = _of(pool, ray_runners.up(cluster, offer, nodes, token, wait))
     if away := sum(row["state"] != "serves" for row in rows):
         note(f"{away} of {nodes} runners do not serve yet: Ray starts them when it has nodes for all; see 'stoker runner ray list'")
@@ -93,7 +93,7 @@ def _of(pool: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @pass_app
 @examples("stoker runner ray list", "stoker runner ray list --ray-address 10.0.0.1:6379 --json")
 def list_(app: App, ray_address: str | None) -> Answer:
-    """List the runners that actors of the cluster keep, as these tell."""
+    """List the runners kept by actors of the cluster, from these."""
     from ...hosts import ray_runners
 
     with ray_runners.connected(ray_address) as cluster:

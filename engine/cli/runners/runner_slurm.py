@@ -25,9 +25,9 @@ QUESTION_INTERVAL = 0.5  #: seconds between two questions while pilots leave
 @click.group(cls=DefaultGroup, default="up")
 @examples("stoker --url http://login1:7465 runner slurm --partition gpu --nodes 4 --time 4h", "stoker runner slurm list")
 def slurm() -> None:
-    """Runners as batch jobs of Slurm, one a node; 'up' is meant where no command is named.
+    """Runners as batch jobs of Slurm, one per node; 'up' is the default command.
 
-    Such a pilot hands in its successor, and drains before its limit, when it is cancelled and when it is preempted: its jobs go on
+    Such a pilot submits its successor, and drains before its limit, when it is cancelled and when it is preempted: its jobs go on
     in the next one.
     """
 
@@ -66,7 +66,7 @@ def up(
     show: bool,
     options: tuple[str, ...],
 ) -> Answer:
-    """Hand in a pilot a node. The runner of each has the name of its node."""
+    """Submit a pilot per node. The runner of each has the name of its node."""
     from ...hosts import lent_nodes
 
     lent_nodes.require_pool(pool)
@@ -169,7 +169,7 @@ def down(app: App, pool: str | None, timeout: float) -> Answer:
         waiting = [row["job"] for row in rows if row["state"] == "pending"]
         running = [row["job"] for row in rows if row["state"] == "running" and row["job"] not in told]
         if waiting:
-            slurm_runners.take_back(waiting)  # again each time: one that has just begun may have handed in another one
+            slurm_runners.take_back(waiting)  # again each time: one that has just begun may have submitted another
         if running:
             slurm_runners.tell_to_leave(running)
         told |= set(running)

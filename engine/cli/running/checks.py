@@ -1,4 +1,4 @@
-"""The checks of `stoker doctor`. Each answers with findings: a fact, and how to mend it if it is wrong."""
+"""The checks of `stoker doctor`. Each returns findings: a fact, and the remedy if it is wrong."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Status = Literal["ok", "warn", "fail"]
 
 OLDEST_PYTHON = (3, 11)
 GIB = 1024**3
-LONGEST_SOCKET = 100  #: bytes that the daemon takes; the system takes 107
+LONGEST_SOCKET = 100  #: bytes that the daemon accepts; the system accepts 107
 FEW_FILES = 1024
 SMALL_SHM = 1 * GIB
-#: Asked of a fresh process: a broken torch or driver may crash whoever imports it.
+#: For a fresh process, as importing a broken torch or driver may crash it.
 _TORCH = """
 import gc, json, os
 gc.disable()
@@ -77,7 +77,7 @@ def packages() -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class Requirement:
-    """A line such as ``apscheduler<4,>=3.11; extra == "dev"``, as far as our own metadata goes."""
+    """A line such as ``apscheduler<4,>=3.11; extra == "dev"``, in the forms of our own metadata."""
 
     text: str
     name: str
@@ -93,7 +93,7 @@ class Requirement:
         return cls(text, name[0] if name else text, bounds, extra[1] if extra else None)
 
     def problem(self) -> str | None:
-        """What is wrong with the installed version, None: nothing."""
+        """The problem with the installed version; None: none."""
         try:
             have = importlib.metadata.version(self.name)
         except importlib.metadata.PackageNotFoundError:
@@ -134,7 +134,7 @@ def torch() -> Iterator[Finding]:
 
 
 def nvml_gpus() -> list[str] | str:
-    """Names of the GPUs, or why NVML does not tell."""
+    """Names of the GPUs, or why NVML does not give them."""
     try:
         import pynvml
 
@@ -191,7 +191,7 @@ def limits() -> Iterator[Finding]:
 
 
 def sharing() -> Iterator[Finding]:
-    """How the kernel puts the lower of two jobs behind on a CPU slot that is switched."""
+    """The kernel's means to put a lower priority behind on a switched CPU slot."""
     from ....runners.share.kernel_priority import means
 
     words = {
@@ -246,8 +246,8 @@ def daemon(app: App) -> Iterator[Finding]:
 
 
 def trouble(status: Mapping[str, Any]) -> Iterator[Finding]:
-    """What the daemon says is wrong with its disk, tasks, policies and runners."""
-    disk = status.get("disk") or {}  # an older daemon does not tell
+    """Problems of the daemon's disk, tasks, policies and runners, from its status."""
+    disk = status.get("disk") or {}  # absent from an older daemon
     if disk.get("refused"):
         yield Finding("commits", "fail", f"they are refused: {disk['refused']}", "make room; 'stoker status' names what takes the most")
     for task in status["tasks"]:
@@ -257,11 +257,11 @@ def trouble(status: Mapping[str, Any]) -> Iterator[Finding]:
             said = task.get("last_error") or "see the daemon's log"
             yield Finding("task", "warn", f"{task['name']} has failed {task['errors']} times, last: {said}", "see the daemon's log")
     for pool in status["pools"]:
-        if pool.get("error"):  # an older daemon does not tell
+        if pool.get("error"):  # absent from an older daemon
             found = f"{pool['policy']} of pool {pool['pool']} fails, so nothing starts there: {pool['error']}"
             yield Finding("policy", "fail", found, pool["remedy"])
     for runner in status["runners"]:
-        if runner["state"] in ("suspect", "gone"):
+        if runner["state"] == "suspect":  # of one that is gone a person has said so, and its jobs are elsewhere
             remedy = f"look at it, or give its jobs to others: stoker runner forget {runner['id']}"
             yield Finding("runner", "warn", f"{runner['id']} is {runner['state']}", remedy)
 

@@ -1,4 +1,4 @@
-"""Child processes that are kept running: started, watched, restarted with back-off, ended in good time."""
+"""Child processes that are kept running: started, watched, restarted with back-off, ended in order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  #: seconds before a restart; doubles with each failure in a row
-STEADY_SECONDS = 60.0  #: a child that has lived so long begins anew with the first pause
+STEADY_SECONDS = 60.0  #: after so long a life a child restarts with the first pause again
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Child:
 
     def start(self) -> None:
         # A group of its own: a Ctrl-C of the terminal reaches us alone, and we end the children in order.
-        # Both are to use this home's socket, whatever daemon the person's own commands go to.
+        # Both must use this home's socket, whatever daemon the user's own commands go to.
         environment = {name: value for name, value in os.environ.items() if name != "STOKER_URL"}
         self.started = time.monotonic()
         self.process = subprocess.Popen(self.argv, stdin=subprocess.DEVNULL, process_group=0, env=environment)
@@ -36,13 +36,13 @@ class Child:
         return self.process is not None and self.process.poll() is None
 
     def ended(self) -> int | None:
-        """Exit code of a child that has just been found ended; None while it runs or its restart is due later."""
+        """Exit code of a child that has just ended; None while it runs or waits for its restart."""
         if self.process is None or self.restart_at is not None:
             return None
         return self.process.poll()
 
     def plan_restart(self) -> float:
-        """Set the time of the next start; the pause until then."""
+        """Set the time of the next start; returns the pause until then."""
         if time.monotonic() - self.started > STEADY_SECONDS:
             self.pause = FIRST_PAUSE
         pause, self.pause = self.pause, min(self.pause * 2, LONGEST_PAUSE)
@@ -54,7 +54,7 @@ class Child:
             return False
         try:
             self.start()
-        except OSError:  # no memory or no process left: later there may be
+        except OSError:  # no memory or no process left: try again later
             self.plan_restart()
             return False
         return True
@@ -74,7 +74,7 @@ class Child:
 
 
 def describe_exit(code: int) -> str:
-    """How a process ended, in words."""
+    """The end of a process in words."""
     import signal
 
     if code >= 0:

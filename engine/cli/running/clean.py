@@ -1,4 +1,4 @@
-"""`stoker clean`: what is kept."""
+"""`stoker clean`: the kept data."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _COLUMNS = [
 @pass_app
 @examples("stoker clean", "stoker clean --json")
 def clean(app: App) -> Answer:
-    """Show what is kept, how large it is, and until when.
+    """Show the kept data, their sizes, and the time until which they are kept.
 
-    Stoker removes what is past its time by itself, once an hour; days are set under [retention] in config.toml. Results are not
+    Stoker removes data past its time by itself, once an hour; days are set under [retention] in config.toml. Results are not
     removed: checkpoints stay until you remove them, below 'jobs' of the home.
     """
     rows = app.client.get("/v1/kept", timeout=TIMEOUT)["kept"]

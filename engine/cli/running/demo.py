@@ -27,7 +27,7 @@ SCRIPTS = HERE.parents[2] / "examples"
 TIME_LIMIT = 600.0  #: seconds after which the demo gives up
 FINAL = ("completed", "failed", "cancelled")
 
-#: The guards of a production host protect a job for 30 s after its start; jobs of the demo last as long as that in all.
+#: The guards of a production host protect a job for 30 s after its start, which is the whole length of the demo's jobs.
 CONFIG = """[guards]
 min_run_time = 3.0
 """
@@ -46,8 +46,8 @@ def demo(app: App, slots: int | None, out: Path, keep: bool) -> Answer:
     """Run a dozen real training jobs on this machine and report on them.
 
     Fine-tunes a pre-trained text encoder on six data sets, trains small CNNs (one of them data-parallel on two slots) and runs a
-    script that knows nothing of Stoker. One job is preempted for a more urgent one and resumes; a twin that nobody disturbs shows
-    that it reached the very same result. The data are fetched once, as Python packages. It uses a home of its own.
+    script that knows nothing of Stoker. One job is preempted for a more urgent one and resumes; an undisturbed twin shows that it
+    reached the same result. The data are fetched once, as Python packages. It uses a home of its own.
     """
     _run([sys.executable, "-m", "stoker.runners.packages"], "the data could not be fetched; see above")
     home = Home(Path(tempfile.mkdtemp(prefix="stoker-demo-")))
@@ -60,7 +60,7 @@ def demo(app: App, slots: int | None, out: Path, keep: bool) -> Answer:
     up = [*stoker, "up", "--detach", *(["--slots", str(slots)] if slots else [])]
     _run(up, "the daemon did not start; see above")
     try:
-        # The script of the demo says `python`: the one that has torch, whether or not its environment is activated.
+        # The demo's script runs `python`: this must be the one with torch, even if its environment is not activated.
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         submit = [*stoker, "submit", str(HERE / "demo.yaml")]
         _run(submit, "the jobs were not taken; see above", cwd=SCRIPTS, env={**os.environ, "PATH": path})
@@ -84,7 +84,7 @@ def demo(app: App, slots: int | None, out: Path, keep: bool) -> Answer:
 def _run(
     command: Sequence[str], trouble: str, *, cwd: Path | None = None, quiet: bool = False, env: Mapping[str, str] | None = None
 ) -> None:
-    """Run one of our own commands as a person would."""
+    """Run one of our own commands like a person."""
     done = subprocess.run(command, cwd=cwd, env=env, stdout=subprocess.DEVNULL if quiet else sys.stderr, check=False)
     if done.returncode != 0:
         raise StokerError(trouble)
@@ -110,7 +110,7 @@ def _watch(client: Client, stoker: Sequence[str]) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _display() -> Iterator[Any]:
-    """The picture of `stoker top` on a terminal; elsewhere a line whenever a job changes its state."""
+    """The screen of `stoker top` on a terminal; elsewhere a line for each change of a job's state."""
     if not sys.stdout.isatty():
         yield _Lines()
         return

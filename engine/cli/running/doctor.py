@@ -27,7 +27,7 @@ def _line(finding: Finding) -> str:
 def doctor(app: App, as_json: bool) -> None:
     """Check the installation: Python, packages, torch, CUDA, NVML, disk, permissions, socket, daemon, versions.
 
-    Says how to mend what is wrong. The exit code is 1 when a check fails; warnings do not count.
+    Each problem has its remedy. The exit code is 1 if a check fails; warnings do not count.
     """
     findings = []
     for finding in everything(app):

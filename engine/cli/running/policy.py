@@ -15,7 +15,7 @@ from ....policies.autosched.objectives import OBJECTIVES
 from ... import format as fmt
 from ...errors import NotFound, StokerError, Unauthorized, Unreachable, UsageError, nearest
 from ..command import App, Group, examples, pass_app
-from ..jobref import Word, complete_names
+from ..jobref import complete_names
 from ..numbers import FiniteRange
 from ..output import Answer, Column, Row, json_option, note, print_facts, print_table, section, write
 from ..simulation.sim_options import DURATION
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 
-class PolicyName(Word):
+class PolicyName(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.4
     name = "policy"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -61,7 +61,7 @@ def _tunes_itself(row: Row) -> str:
 
 
 def range_of(row: Row) -> str:
-    """What a key of a policy's configuration may be, in words."""
+    """The range of a key of a policy's configuration, in words."""
     if row.get("choices"):
         return ", ".join(map(str, row["choices"]))
     low, high = row.get("low"), row.get("high")
@@ -69,7 +69,7 @@ def range_of(row: Row) -> str:
 
 
 def _in_force(key: str, default: Any, pools: Sequence[Row]) -> str:
-    """The value of a key in the pools under a policy: of each, where they differ."""
+    """The value of a key in the pools under a policy; of each, if they differ."""
     values = {row["pool"]: json.dumps(row["config"].get(key, default)) for row in pools}
     if len(set(values.values())) == 1:
         return next(iter(values.values()))
@@ -88,9 +88,9 @@ def _key_columns(pools: Sequence[Row]) -> list[Column]:
 
 
 def _known(app: App, name: str | None = None) -> tuple[dict[str, Any], StokerError | None]:
-    """What the daemon knows of policies, or without one what this command does; and what kept it from asking.
+    """The policies known to the daemon, or, without one, to this command; and the error of asking.
 
-    ``name``: one that it is to know. The daemon looks on its own import path, which need not be this command's.
+    ``name``: of one to look up. The daemon uses its own import path, which may differ from this command's.
     """
     from ....policies import registry
 
@@ -109,7 +109,7 @@ def _known(app: App, name: str | None = None) -> tuple[dict[str, Any], StokerErr
 @click.group(cls=Group)
 @examples("stoker policy list", "stoker policy set srtf --pool default")
 def policy() -> None:
-    """Scheduling policies: what there is, what is in force, and how to change it."""
+    """Scheduling policies: list, show and set them."""
 
 
 @policy.command("list")
@@ -117,7 +117,7 @@ def policy() -> None:
 @pass_app
 @examples("stoker policy list", "stoker policy list --json")
 def list_(app: App) -> Answer:
-    """List the policies, and which pool is under which. Those of Stoker are listed without a daemon, too."""
+    """List the policies, and each pool's. Stoker's own are also listed without a daemon."""
     answer, missed = _known(app)
     if missed and not isinstance(missed, Unreachable):
         raise missed
@@ -143,7 +143,7 @@ def list_(app: App) -> Answer:
 def show_(app: App, name: str) -> Answer:
     """Show a policy: its meaning, its configuration keys, the values in force, and when it was in force.
 
-    One of your own is named MODULE:Class. The daemon looks for it on its import path, this command on its own where the daemon has none.
+    Your own is named MODULE:Class. The daemon looks for it on its import path; if it has none, this command looks on its own.
     """
     answer, missed = _known(app, name)
     known = {row["name"]: row for row in answer["policies"]}
@@ -196,8 +196,8 @@ def _code(row: Row) -> str:
 def set_(app: App, name: str, settings: tuple[str, ...], pool: str, interval: float | None, **more: Any) -> Answer:
     """Set the policy of a pool, in force at its next tick. Keys that are not given take their defaults.
 
-    The code of one of your own, MODULE:Class, is loaded anew: say the same again after an edit. It is asked once for a plan of what the
-    pool holds now. One that does not load, or fails at that, is refused, and what was in force stays.
+    The code of your own, MODULE:Class, is loaded anew: repeat the command after an edit. It is asked once for a plan of the pool's present
+    state. One that does not load, or fails at that, is refused, and the old policy stays in force.
     """
     for option in ("every", "objective"):
         if not more["auto"] and click.get_current_context().get_parameter_source(option) is ParameterSource.COMMANDLINE:
@@ -227,7 +227,7 @@ def _compared(answer: Row) -> str:
 
 
 def _value(text: str) -> Any:
-    """A number or truth value where it reads as one, else the text; the policy checks it against the key's type."""
+    """A number or truth value if it reads as one, else the text; the policy checks it against the key's type."""
     try:
         value = json.loads(text)
     except ValueError:

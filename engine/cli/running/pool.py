@@ -1,4 +1,4 @@
-"""Pools: which backbones are kept warm in them."""
+"""Pools: the backbones kept warm in them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def pool() -> None:
 def warm(app: App, pool_name: str, backbones: tuple[str, ...], nothing: bool) -> Answer:
     """Keep backbones loaded on each runner of a pool, so that jobs that start from them start at once; in place of those kept before.
 
-    They take main memory, at most a share of it (warm.memory in config.toml). Without BACKBONE: show what is kept.
+    They take main memory, at most a share of it (warm.memory in config.toml). Without BACKBONE: show the kept ones.
     """
     if nothing and backbones:
         raise UsageError("--none: was given beside backbones; a pool keeps these, or none")

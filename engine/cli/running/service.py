@@ -10,9 +10,9 @@ from ..command import App, Command, examples, pass_app
 from ..output import write
 
 # KillMode=process: systemd ends `up`, which ends the daemon and the agent in order; workers live on and are adopted.
-# OOMPolicy=continue: of a user's units the default is 'stop', so that one job without memory would end the daemon and the runner.
+# OOMPolicy=continue: the default of a user's units is 'stop', so one job without memory would end the daemon and the runner.
 # TasksMax, LimitNOFILE: jobs are tasks of this unit. The defaults are made for services, not for hundreds of loader workers and
-# their shared-memory files; where the user's own hard limit is lower, systemd takes that.
+# their shared-memory files; if the user's own hard limit is lower, systemd takes that.
 # Exit codes 4 and 8 (another daemon, an unusable file) do not mend themselves by a restart.
 UNIT = """\
 [Unit]
@@ -38,7 +38,7 @@ WantedBy=default.target
 
 
 def _quoted(words: list[str]) -> str:
-    """A command line as systemd reads it: quoted, with its own % and $ doubled."""
+    """A command line for systemd: quoted, with its % and $ doubled."""
     escaped = (word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$") for word in words)
     return " ".join(f'"{word}"' for word in escaped)
 
@@ -52,7 +52,7 @@ def _quoted(words: list[str]) -> str:
     "systemctl --user enable --now stoker",
 )
 def service(app: App, options: tuple[str, ...]) -> None:
-    """Print a systemd user unit that keeps 'stoker up' running with this home; options are handed on to it.
+    """Print a systemd user unit that keeps 'stoker up' running with this home; options are passed on to it.
 
     'loginctl enable-linger' keeps it running while you are logged out.
     """

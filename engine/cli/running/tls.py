@@ -1,4 +1,4 @@
-"""`stoker tls`: the certificate of the daemon's TCP port, as clients have to know it."""
+"""`stoker tls`: the certificate of the daemon's TCP port, for clients."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from .up import names_of_host
 @pass_app
 @examples("stoker tls", "stoker tls --name gpu1.example.org --name 10.0.0.1", "stoker tls --json")
 def tls(app: App, names: tuple[str, ...]) -> Answer:
-    """Show the certificate that 'stoker up --tls' uses; make it where there is none.
+    """Show the certificate that 'stoker up --tls' uses; make it if there is none.
 
-    An authority in HOME/tls signs it, which is made once: clients that have its ca.pem trust each certificate of it. Files that were
-    given with --tls-cert are not shown.
+    An authority in HOME/tls, made once, signs it: clients that have its ca.pem trust each of its certificates. Files given with
+    --tls-cert are not shown.
     """
     from ...client import AUTHORITY
     from ...hosts import certificates

@@ -31,14 +31,17 @@ if TYPE_CHECKING:
 START_TIMEOUT = 60.0  #: seconds until the daemon answers; DuckDB's log replay after a crash has taken 2.5 s
 STOP_GRACE = 30.0  #: seconds until a child that was asked to leave is killed
 TICK = 0.2
-LEAST_STAY = 60.0  #: seconds for which a runner has to be there, to be of any use
+LEAST_STAY = 60.0  #: least seconds for which a runner is of any use
 ACCEPT_LOSS = "--accept-loss"
 PAGE_PORT = 7466  #: of the page, if none is given
-HOPELESS = (UsageError.exit_code, Conflict.exit_code)  #: exit codes that the same command will have again
+JOINED = ("up", "draining", "drained")  #: states of a runner that has joined; one that was drained stays so
+RUNNER_GIVEN_UP = "the runner cannot run"
+OTHER_RUNNER = 15.0  #: seconds in which one that was started by hand has found the daemon again
+HOPELESS = (UsageError.exit_code, Conflict.exit_code)  #: exit codes that a repetition would have again
 
 
 def lock_file(home: Home) -> Path:
-    """Held by `up` as long as it lives, so that a second one is refused and `down` knows when all is over."""
+    """Held by `up` as long as it lives, so that a second one is refused and `down` knows the end."""
     return home.path / "up.lock"
 
 
@@ -73,7 +76,7 @@ def _daemon_argv(home: Home, given: Mapping[str, object], accept_loss: bool) -> 
 
 
 def names_of_host(tcp: str | None) -> list[str]:
-    """By which clients may know this host: its names, its addresses, and what stands in ``--tcp``."""
+    """Names of this host for clients: its names, its addresses, and the host of ``--tcp``."""
     named = (tcp or "").rpartition(":")[0].strip("[]")
     own = [address for _, address in interfaces() if not address.startswith("fe80:")]
     names = [named if named not in ("", "*", "0.0.0.0", "::") else "", socket.gethostname(), socket.getfqdn(), "localhost", *own]
@@ -81,7 +84,7 @@ def names_of_host(tcp: str | None) -> list[str]:
 
 
 def _certificate(home: Home, tcp: str | None, tls: bool, cert: Path | None, key: Path | None) -> dict[str, object]:
-    """Options of the daemon, once it is known that clients can be served with these files."""
+    """TLS options of the daemon, after a check of the files."""
     if not tls and cert is None and key is None:
         return {}
     if tls and (cert or key):
@@ -102,9 +105,12 @@ def _certificate(home: Home, tcp: str | None, tls: bool, cert: Path | None, key:
 
 def runner_argv(home: Home, node: str | None, pool: str, options: Mapping[str, object]) -> list[str]:
     """Command line of the agent; options that are None are left out."""
-    name = node or socket.gethostname().split(".")[0]
-    argv = [sys.executable, "-m", "stoker.runners.host.agent", "--home", str(home.path), "--node", name, "--pool", pool]
+    argv = [sys.executable, "-m", "stoker.runners.host.agent", "--home", str(home.path), "--node", node or _host(), "--pool", pool]
     return [*argv, *(str(word) for option, value in options.items() if value is not None for word in (option, value))]
+
+
+def _host() -> str:
+    return socket.gethostname().split(".")[0]
 
 
 SLOT_MEMORY = click.option(
@@ -121,7 +127,7 @@ ADDRESS = click.option(
 
 
 class Supervisor:
-    """Keeps the daemon and its runner running until it is told to end, or the daemon is shut down."""
+    """Keeps the daemon and its runner running until it is asked to end, or the daemon is shut down."""
 
     def __init__(self, app: App, daemon: Child, runner: Child | None) -> None:
         self.daemon = daemon
@@ -151,7 +157,7 @@ class Supervisor:
         end = time.monotonic() + START_TIMEOUT
         while not self.stopping and not self._answered():
             if (code := self.daemon.ended()) is not None and code < 0:
-                break  # killed by somebody, not refused by itself: `_watch` starts it again
+                break  # killed from outside, not refused by itself: `_watch` starts it again
             if code is not None:
                 error_line(f"the daemon did not start ({describe_exit(code)}); what it said stands above; 'stoker doctor' may know more")
                 raise click.exceptions.Exit(code or 1)
@@ -166,13 +172,13 @@ class Supervisor:
             self.client.get("/healthz")
         except StokerError:
             return False
-        # What is lost now has been accepted; what may be lost later has not.
+        # The present loss has been accepted, a later one has not.
         self.daemon.argv = [word for word in self.daemon.argv if word != ACCEPT_LOSS]
         self.client.close()
         return True
 
     def _watch(self) -> bool:
-        """Restart what has died; False when there is nothing left to keep."""
+        """Restart dead children; False if there is none left to keep."""
         if self.daemon.ended() == 0:
             self._await_runner()
             return False
@@ -181,7 +187,7 @@ class Supervisor:
             self.runner = None
         if self.runner is not None and (code := self.runner.ended()) in HOPELESS:
             error_line(
-                f"the runner cannot run ({describe_exit(code)}) and is not tried again; what it said stands above;"
+                f"{RUNNER_GIVEN_UP} ({describe_exit(code)}) and is not tried again; what it said stands above;"
                 " start another with 'stoker runner start'"
             )
             self.runner = None
@@ -197,7 +203,7 @@ class Supervisor:
         return True
 
     def _await_runner(self) -> None:
-        """After `down`: a runner that is on its way out may finish leaving."""
+        """After `down`: let a leaving runner finish."""
         end = time.monotonic() + 1.0
         while self.runner is not None and self.runner.running and time.monotonic() < end:
             time.sleep(TICK / 4)
@@ -220,8 +226,8 @@ def _refuse_second(app: App) -> None:
     raise Conflict(f"a daemon already runs on {app.home.path} (pid {running['pid']}); look with 'stoker status', end it with 'stoker down'")
 
 
-def _detach(app: App, options: list[str], with_runner: bool) -> None:
-    """Run `up` in the background, its output in a log, and wait until the daemon answers and the runner has joined."""
+def _detach(app: App, options: list[str], node: str | None) -> None:
+    """Run `up` in the background, its output in a log, and wait until the daemon answers and the runner of that name has joined."""
     app.home.logs.mkdir(exist_ok=True)
     log = app.home.logs / "up.log"
     argv = [sys.executable, "-m", "stoker", "--home", str(app.home.path), "up", *options]
@@ -230,23 +236,32 @@ def _detach(app: App, options: list[str], with_runner: bool) -> None:
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
     client, end = _local(app), time.monotonic() + START_TIMEOUT
     while True:
-        if (code := process.poll()) is not None:
-            with open(log, "rb") as file:
-                file.seek(begin)
-                said = file.read().decode(errors="replace")
+        code = process.poll()
+        with open(log, "rb") as file:
+            file.seek(begin)
+            said = file.read().decode(errors="replace")
+        if code is not None:
             click.echo(said, nl=False, err=True)
             raise click.exceptions.Exit(code or 1)
         try:
             status = client.get("/v1/status")
-            # Of runners, those that were heard since this daemon started: not what a former one left behind.
-            joined = [row for row in status["runners"] if row["state"] == "up" and row["last_seen"] >= status["started_at"]]
-            if joined or not with_runner:
+            # Runners heard since this daemon started, not those of a former one.
+            heard = [row for row in status["runners"] if row["state"] in JOINED and row["last_seen"] >= status["started_at"]]
+            joined = [row for row in heard if row["id"] == node]
+            if joined or node is None:
                 break
         except StokerError:
             status, joined = None, []
+        if RUNNER_GIVEN_UP in said:  # one that was started by hand may have its name, and be back in a moment
+            end = min(end, time.monotonic() + OTHER_RUNNER)
         if time.monotonic() > end:
+            click.echo(said, nl=False, err=True)
+            if RUNNER_GIVEN_UP in said:
+                raise Conflict(
+                    "the daemon is up, and its runner is not; start one with 'stoker runner start', or end all with 'stoker down'"
+                )
             missing = "the runner has not joined" if status else "the daemon has not answered"
-            raise Unreachable(f"{missing} within {START_TIMEOUT:.0f} s; its log, {log}, may say why")
+            raise Unreachable(f"{missing} within {START_TIMEOUT:.0f} s; what was said stands above and in {log}")
         time.sleep(0.05)
     gpus = sum(runner["gpus"] for runner in joined)
     write(
@@ -255,6 +270,9 @@ def _detach(app: App, options: list[str], with_runner: bool) -> None:
         "       stoker top                          watch it; in a browser: stoker ui\n"
         "       stoker down                         stop\n"
     )
+    for row in joined:
+        if row["state"] != "up":
+            note(f"runner {row['id']} is still {row['state']}: 'stoker runner resume {row['id']}' lets it start jobs")
 
 
 @click.command(cls=Command)
@@ -311,8 +329,8 @@ def up(
     In the foreground, Ctrl-C ends them; running jobs go on and are taken over by the next 'stoker up'.
     To end the jobs too, use 'stoker down --workers'.
 
-    A database that has fewer commits than were acknowledged (its log was cut, or a backup was restored) is refused with exit code 8
-    until --accept-loss says that this is known.
+    A database with fewer commits than were acknowledged (its log was cut, or a backup was restored) is refused with exit code 8,
+    unless --accept-loss is given.
     """
     home = app.home.create()
     _refuse_second(app)
@@ -327,7 +345,7 @@ def up(
         given = {**offers, "--pool": pool, "--node": node, "--tcp": tcp, **({} if tls else files), "--ui": ui}
         options = [str(word) for name, value in given.items() if value is not None for word in (name, value)]
         options += [name for name, given in (("--no-runner", no_runner), ("--tls", tls), (ACCEPT_LOSS, accept_loss)) if given]
-        _detach(app, options, runner is not None)
+        _detach(app, options, None if no_runner else node or _host())
         return
     with _sole(home):
         note(f"starting on {home.path}; Ctrl-C stops")
@@ -363,7 +381,7 @@ def down(app: App, workers: bool, timeout: float) -> Answer:
 
 
 def _end_up(home: Home, timeout: float) -> Answer:
-    """End an `up` whose daemon does not answer: it may be trying in vain to start one."""
+    """End an `up` whose daemon does not answer: it may be failing to start one."""
     pid = int(lock_file(home).read_text() or 0)
     if pid == 0:
         raise Conflict(f"'stoker up' runs on {home.path}, and its daemon does not answer: end it by hand")

@@ -10,7 +10,7 @@ from ... import format as fmt
 from ..command import App, Command, examples, pass_app
 from ..output import Answer, json_option, write
 
-TIMEOUT = 3600.0  #: seconds: a large file takes its time
+TIMEOUT = 3600.0  #: seconds, enough for a large file
 
 
 @click.command(cls=Command)

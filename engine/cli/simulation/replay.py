@@ -1,4 +1,4 @@
-"""`stoker replay`: what another policy would have made of this daemon's own history."""
+"""`stoker replay`: other policies on this daemon's own history."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..output import Answer, json_option, note
 from .simulating import answer, make_study, parse_nodes, study_options
 
 HISTORY_TIMEOUT = 120.0  #: seconds
-_LEFT_OUT = {  #: remarks, by what `History` counts
+_LEFT_OUT = {  #: remarks, by the counts of `History`
     "not_ended": "left out: {jobs} not ended yet",
     "never_ran": "left out: {jobs} ended without running",
     "servers": "left out: {jobs} that served a model, whose GPUs the simulated policies find free",
@@ -28,7 +28,7 @@ _LEFT_OUT = {  #: remarks, by what `History` counts
 @click.option("--since", default="7d", show_default=True, metavar="WHEN", help="Jobs that were ready after it: a duration back, or a time.")
 @click.option("--pool", default="default", show_default=True, help="Pool whose history it is.")
 @click.option("-n", "--nodes", metavar="NODESxGPUS", help="Another cluster than the pool's, such as 2x8.")
-@study_options(until=False)  # what really happened has no cut
+@study_options(until=False)  # the real history has no cut
 @json_option
 @pass_app
 @examples(
@@ -36,9 +36,9 @@ _LEFT_OUT = {  #: remarks, by what `History` counts
     "stoker replay --since 2026-01-31T18:00 --policy fifo --policy srtf --nodes 2x8 --out report",
 )
 def replay(app: App, since: str, pool: str, nodes: str | None, **given: Any) -> Answer:
-    """Ask what other policies would have made of the jobs that ran here.
+    """Simulate other policies on the jobs that ran here.
 
-    The jobs that have ended are simulated, each as long as it ran; beside the policies stands what really happened.
+    The ended jobs are simulated, each as long as it ran; the real outcome stands beside the policies.
     """
     from ...sim.results.history import History
     from ...sim.results.record import recorded

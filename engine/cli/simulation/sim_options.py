@@ -1,6 +1,6 @@
-"""Options of simulations: what costs, which guards hold and how wrong estimates are. One table makes them and their help.
+"""Options of simulations: costs, guards and errors of estimates. One table makes them and their help.
 
-A test holds the table against the fields of `engine.sim.options`, so that none is forgotten; the table itself imports nothing.
+A test compares the table with the fields of `engine.sim.run_options`; the table itself imports nothing.
 """
 
 from __future__ import annotations
@@ -17,14 +17,10 @@ from ..numbers import FiniteRange
 if TYPE_CHECKING:
     from ...sim.run_options import Options
 
-    Number = click.ParamType[float]
-else:  # not generic before click 8.4
-    Number = click.ParamType
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Duration(Number):
+class Duration(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.4
     """Seconds, or a duration such as 10m."""
 
     name = "duration"
@@ -105,7 +101,7 @@ SETTINGS: tuple[Setting, ...] = (
 
 
 def sim_options(command: F, *, until: bool) -> F:
-    """Decorator: an option for each of the table, ``--until`` where it is wanted; those that are not given are None."""
+    """Decorator: an option for each of the table, with ``--until`` if wanted; those not given are None."""
     for setting in reversed([setting for setting in SETTINGS if until or setting.field != "until"]):
         metavar = "DURATION" if setting.type is DURATION else None
         command = click.option(setting.flag, setting.parameter, type=setting.type, help=setting.help, metavar=metavar)(command)
@@ -113,7 +109,7 @@ def sim_options(command: F, *, until: bool) -> F:
 
 
 def make_options(costs: str, values: Mapping[str, Any]) -> Options:
-    """Options of a simulation from a preset of costs and what was given besides."""
+    """Options of a simulation from a preset of costs and the given options."""
     import dataclasses
 
     from ...sim.run_options import PRESETS, Errors, Options

@@ -31,7 +31,7 @@ def write_report(
 ) -> Path:
     """Figures and a page into ``out``; curves are of the first completed seed of each policy. The path of the page.
 
-    ``about`` and ``wrong`` are sentences: what was simulated, and what of it failed.
+    ``about`` and ``wrong`` are sentences about the study, and about its failures.
     """
     from ...report.sim_page import Words, write
     from ...sim.results.history import AS_IT_WAS
@@ -56,7 +56,7 @@ def write_report(
 
 
 def comparison(study: Study, runs: Sequence[Recorded], averages: Sequence[Average]) -> Comparison:
-    """What the figures are drawn from."""
+    """The data of the figures."""
     from ...report.sim_plots import Comparison, Panel
     from ...sim.results.figures import extent
 
@@ -82,7 +82,7 @@ def comparison(study: Study, runs: Sequence[Recorded], averages: Sequence[Averag
 
 
 def _curve(study: Study, run: Recorded) -> Curve:
-    from ...report.sim_plots import Curve, Stays
+    from ...report.sim_plots import Curve
     from ...sim.cluster import Cluster
     from ...sim.results import figures
 
@@ -96,5 +96,5 @@ def _curve(study: Study, run: Recorded) -> Curve:
         moments=result.usage.ts,
         busy=result.usage.busy.astype(float),
         waiting=result.usage.waiting.astype(float),
-        stays=Stays(result.bars.job, result.bars.begins, result.bars.ends, result.bars.gpu, result.bars.gpus),
+        stays=result.bars,
     )

@@ -1,4 +1,4 @@
-"""Sends simulated runs to the daemon, which keeps them; without a daemon nothing is kept, and the study goes on."""
+"""Sends simulated runs to the daemon, which keeps them; without a daemon the study goes on, unstored."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SLICE = 100_000  #: jobs of a run that are sent at once, some 10 MB
 
 
 class Keeper:
-    """Stores runs as they come; when that cannot be it says so, once."""
+    """Stores runs as they come; a failure is reported once."""
 
     def __init__(self, app: App, study: Study, name: str) -> None:
         self._study, self._name = study, name
@@ -40,7 +40,7 @@ class Keeper:
             self._give_up(error)
 
     def _send(self, run: Recorded) -> int:
-        """Number of the stored run. Its jobs go in slices; the daemon writes all of them when it has the last."""
+        """Send a run; returns its number. Its jobs go in slices; the daemon writes all of them after the last."""
         from ...sim.results.record import job_columns, usage_columns
 
         jobs = job_columns(self._study, run.outcome)
@@ -58,7 +58,7 @@ class Keeper:
         return int(answer["id"])
 
     def _post(self, path: str, message: Any) -> Any:
-        import msgspec  # NaN is null to it, and it takes a tenth of json's time
+        import msgspec  # it writes NaN as null, and takes a tenth of json's time
 
         return msgspec.json.decode(self._client.post_raw(path, msgspec.json.encode(message)))
 

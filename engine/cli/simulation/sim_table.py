@@ -1,4 +1,4 @@
-"""The figures of a study as a table: one row a policy, averaged over its seeds."""
+"""The figures of a study as a table: one row per policy, averaged over its seeds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OF_DEADLINES = ("VIOLATED", "R_SLO")
 
 
 def row_of(average: Average) -> dict[str, Any]:
-    """A row: means by the names of the columns of sim_runs, their spread besides where there are several seeds."""
+    """A row: means by the names of the columns of sim_runs, with their spread if there are several seeds."""
     from ...sim.results.record import finite
 
     choice = average.choice
@@ -32,7 +32,7 @@ def row_of(average: Average) -> dict[str, Any]:
 
 
 def columns_for(rows: Sequence[Row]) -> list[Column]:
-    """Without those about deadlines where no job has one."""
+    """The columns, without those about deadlines if no job has one."""
     deadlines = any(row["slo_violations"] is not None for row in rows)
     return [column for column in _COLUMNS if deadlines or column.header not in _OF_DEADLINES]
 
@@ -44,7 +44,7 @@ def without_room(rows: Sequence[Row], columns: Sequence[Column], width: int) -> 
 
 
 def _cell(key: str, words: Callable[[float | None], str]) -> Callable[[Row], str]:
-    """The mean in words, with its spread where seeds differ."""
+    """The mean in words, with its spread if seeds differ."""
 
     def cell(row: Row) -> str:
         value, spread = row.get(key), row["spread"].get(key, 0.0)

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 
 def remarks(study: Study, rows: Sequence[Row], runs: Sequence[Recorded]) -> Iterator[str]:
-    """How many jobs were simulated, of each policy how many of them came to no end, and what came of tuning; ``rows`` are those of the
-    table."""
+    """Sentences on the number of simulated jobs, on each policy's unfinished ones, and on tuning; ``rows`` are those of the table."""
     import numpy as np
 
     from ...sim.results.record import jobs_of
@@ -44,7 +43,7 @@ def remarks(study: Study, rows: Sequence[Row], runs: Sequence[Recorded]) -> Iter
 
 
 def _gangs(study: Study) -> Iterator[str]:
-    """Who gives jobs what they ask for, where they could run on other numbers of GPUs too."""
+    """Policies that give jobs exactly their requested GPUs, though they could run on other numbers too."""
     from ....policies.registry import load
 
     names = dict.fromkeys(run.choice.policy for run in study.runs)
@@ -57,7 +56,7 @@ def _gangs(study: Study) -> Iterator[str]:
 
 
 def searches_ahead(study: Study) -> Iterator[str]:
-    """How many searches the runs that tune themselves will make, as far as that can be told before."""
+    """The expected number of searches in the runs that tune themselves."""
     from ....policies.autosched.search import TRIALS
     from ...autosched.simulated_tuning import PERIOD
 
@@ -88,12 +87,12 @@ def _ends(row: Row) -> str:
 
 
 def _count(mean: float) -> str:
-    """A number of jobs, which over several seeds need not be whole."""
+    """A number of jobs, which may be a fraction over several seeds."""
     return f"{mean:.1f}".removesuffix(".0") if mean >= 0.1 or not mean else f"{mean:.1g}"
 
 
 def about(study: Study, name: str, made: float) -> Iterator[str]:
-    """What was simulated, so that it can be simulated again: the study, its trace, options and configurations; ``made``: when."""
+    """The inputs of a study, so that it can be repeated: its trace, options and configurations; ``made``: its time."""
     yield f"Study {name}, by Stoker {__version__}, made {fmt.clock(made)}."
     digest = f", SHA-256 {study.source.sha256[:12]}…" if study.source.sha256 else ""
     yield f"Trace {study.workload.name}{digest}; nodes {study.cluster}."
@@ -107,7 +106,7 @@ def about(study: Study, name: str, made: float) -> Iterator[str]:
 
 
 def _settings(study: Study) -> Iterator[str]:
-    """Options that are not the default, as they can be given again."""
+    """Options that differ from the default, in the form to give them again."""
     from ...sim.run_options import Options
 
     defaults = Options()
@@ -125,7 +124,7 @@ def _plain(value: Any) -> str:
 
 
 def _configurations(study: Study) -> Iterator[tuple[str, str]]:
-    """Of each choice the keys that have not their defaults: ``--config`` sets some that no label shows."""
+    """The keys of each choice that differ from their defaults, since ``--config`` sets some that no label shows."""
     from ....policies import registry
 
     for choice in {run.choice.label: run.choice for run in study.runs}.values():

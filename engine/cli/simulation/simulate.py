@@ -40,7 +40,7 @@ def simulate(app: App, trace: str, nodes: str, no_profiles: bool, **given: Any) 
 
 
 def _workload(app: App, trace: str, *, profiled: bool) -> tuple[Workload, WorkloadSource, list[str]]:
-    """The jobs, what tells them from others, and what was said of those that are left out."""
+    """The jobs, their source, and remarks on those left out."""
     from ...sim.study import WorkloadSource
     from ...traces.models import measured, profiles
     from ..tracing.trace_source import find_trace, workload_of

@@ -36,7 +36,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Folder(click.Path):
-    """A folder to write to. Without a name it would be the current one, which nobody means who gives an empty variable."""
+    """A folder to write to. An empty name is refused: it would be the current folder, and comes from an empty variable."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
@@ -76,7 +76,7 @@ _ENDED = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 
 
 def study_options(*, until: bool) -> Callable[[F], F]:
-    """Decorator: the options of a study, those of the model of costs last; ``until``: it may be cut off."""
+    """Decorator: the options of a study, with those of costs last; ``until``: it may be cut off."""
 
     def add(command: F) -> F:
         command = sim_options(command, until=until)
@@ -88,7 +88,7 @@ def study_options(*, until: bool) -> Callable[[F], F]:
 
 
 def make_study(workload: Workload, cluster: Cluster, given: Mapping[str, Any], source: WorkloadSource) -> Study:
-    """The study that the options ask for; UsageError names what is wrong with them."""
+    """The study of the options; UsageError names their mistake."""
     from ....policies.registry import POLICIES
     from ...autosched.simulated_tuning import make_control
     from ...sim.study import Study, choose, runs_of
@@ -100,7 +100,7 @@ def make_study(workload: Workload, cluster: Cluster, given: Mapping[str, Any], s
     if given["strict"]:
         _refuse_large(workload, cluster)
     options, count = make_options(given["costs"], given), given["seeds"]
-    if count > 1 and not options.random and all(choice.policy in POLICIES for choice in choices):  # people's own may draw
+    if count > 1 and not options.random and all(choice.policy in POLICIES for choice in choices):  # users' own may draw
         note(f"--seeds {count}: nothing is random here, so each policy runs once; {_RANDOM} would make seeds differ")
         count = 1
     seeds = range(given["seed"], given["seed"] + count)
@@ -119,7 +119,7 @@ def parse_nodes(text: str) -> Cluster:
 
 
 def _refuse_nothing(study: Study) -> None:
-    """Figures of no jobs would be read as a result."""
+    """Refuse a study without jobs, as its figures would be read as a result."""
     workload, cluster = study.workload, study.cluster
     if not len(workload):
         raise UsageError(f"{workload.name} has no jobs")
@@ -142,7 +142,7 @@ def _refuse_large(workload: Workload, cluster: Cluster) -> None:
 def answer(app: App, study: Study, given: Mapping[str, Any], notes: Sequence[str] = (), before: Recorded | None = None) -> Answer:
     """Run the study, store each run as it comes, write the report.
 
-    ``notes`` were said of its jobs, and are for the report too; ``before`` is shown first, as what really happened.
+    ``notes``: remarks on its jobs, also for the report; ``before``: the real outcome, shown first.
     """
     from ...sim.results.record import averages
 
@@ -166,7 +166,7 @@ def answer(app: App, study: Study, given: Mapping[str, Any], notes: Sequence[str
         about = [*sim_words.about(study, name, time.time()), *notes, *said]
         try:
             page = _report(given["out"], study, shown, means, about, [str(error) for error in (*errors, *stopped)])
-        except UsageError as error:  # the figures are printed all the same
+        except UsageError as error:  # the figures are still printed
             errors.append(error)
     value = {
         "simulated": True,
@@ -181,12 +181,12 @@ def answer(app: App, study: Study, given: Mapping[str, Any], notes: Sequence[str
 
 
 def _now() -> str:
-    """To the microsecond: commands that a script starts at once are studies of their own."""
+    """The time to the microsecond: commands that a script starts together are separate studies."""
     return datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")
 
 
 def _run(study: Study, processes: int | None, keeper: Keeper | None, head: str | None) -> tuple[list[Recorded], signal.Signals | None]:
-    """The runs that were done, in the order of the study, and the signal that kept it from doing all."""
+    """The completed runs, in the order of the study, and the signal that stopped it, if any."""
     from ...sim import simulation_error as errors
     from ...sim.results.record import recorded
     from ...sim.study import cores, run_study
@@ -211,7 +211,7 @@ def _run(study: Study, processes: int | None, keeper: Keeper | None, head: str |
 
 
 def on_ray(given: Mapping[str, Any]) -> str | None:
-    """Head of the cluster that is asked for, None: none is. Nothing is connected yet."""
+    """Head of the requested cluster; None: none is requested. Nothing is connected yet."""
     if given["on"] is None:
         if given["ray_address"]:
             raise UsageError("--ray-address: goes with --on ray")
@@ -230,7 +230,7 @@ def _cluster(head: str | None) -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM raises `StudyEnded`; another Ctrl-C does what it does elsewhere, should the end take too long."""
+    """The first Ctrl-C or SIGTERM raises `StudyEnded`; another Ctrl-C has its normal effect, in case the end takes too long."""
     from ...sim import simulation_error as errors
 
     if threading.current_thread() is not threading.main_thread():
@@ -258,7 +258,7 @@ def _signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _progress(study: Study) -> Iterator[Callable[[Run, int, int], None]]:
-    """A bar on a terminal, elsewhere a line now and then."""
+    """A bar on a terminal, elsewhere a line from time to time."""
     shares: dict[int, float] = {}
     if not sys.stderr.isatty():
         over = threading.Event()
@@ -294,7 +294,7 @@ def _progress(study: Study) -> Iterator[Callable[[Run, int, int], None]]:
 
 
 def _check_writable(out: Path) -> None:
-    """Before hours of simulations, not after them."""
+    """Check before hours of simulations, not after them."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=out).close()

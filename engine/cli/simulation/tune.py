@@ -1,4 +1,4 @@
-"""`stoker tune`: the configuration of a policy, searched for on the workload that is coming."""
+"""`stoker tune`: the search for a policy's configuration on the coming workload."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ....policies.autosched.search import Trial
     from ...autosched.search_process import SearchRequest
 
-POLL = 0.3  #: seconds between looks at a search of the daemon's
+POLL = 0.3  #: seconds between looks at the daemon's search
 _INSTEAD = "tune it when jobs wait, let it tune itself (stoker policy set POLICY --auto), or tune for a trace (stoker tune --trace FILE)"
 
 

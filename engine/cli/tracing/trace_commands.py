@@ -105,7 +105,7 @@ def import_(
     from .trace_source import is_file, read_file
 
     if not dry_run and is_file(file):
-        app.client.get("/v1/status")  # whoever has no daemon is told so before a minute's reading, not after it
+        app.client.get("/v1/status")  # a missing daemon is reported before a minute's reading, not after it
     tally = Tally(str(file))
     with unless_ended("nothing was imported"), progress_bar(f"reading {file.name}") as progress:
         found = read_file(
@@ -141,7 +141,7 @@ def _show_import(found: Trace, tally: Tally, existing: bool, dry_run: bool) -> N
 
 
 def _gap(job: TraceJob, after: TraceJob) -> tuple[float, float]:
-    """Seconds between two submissions, and where they begin."""
+    """Seconds between two submissions, and their begin."""
     return after.submitted - job.submitted, job.submitted
 
 
@@ -187,7 +187,7 @@ def _path(name: str) -> str:
 @pass_app
 @examples("stoker trace show helios", "stoker trace show helios --json")
 def show(app: App, name: str) -> Answer:
-    """Show where a trace came from and what it holds.
+    """Show the origin and the contents of a trace.
 
     NAME is a trace that was imported; 'stoker trace describe' also takes files.
     """
@@ -230,13 +230,13 @@ def _show(row: dict[str, Any], summary: dict[str, Any]) -> None:
 
 
 def _counted(tables: dict[str, Any]) -> str:
-    """Tables of fine-tuning jobs are hundreds of numbers."""
+    """The size of the tables of fine-tuning jobs, which are hundreds of numbers."""
     kinds, pairs = fmt.counted(len(tables["kinds"]), "kind"), f"{len(tables['temporal'])} temporal and {len(tables['spatial'])} spatial"
     return f"{kinds} of jobs, transfers between them: {pairs}"
 
 
 def _in_words(value: Any) -> str:
-    """A value of a recipe: of a table ``name value, name value``, what was not asked for left out."""
+    """A value of a recipe; a table as ``name value, name value``, without options that were not given."""
     if isinstance(value, dict):
         words = [(key.replace("_", " "), _in_words(inner), isinstance(inner, dict)) for key, inner in value.items()]
         return ", ".join(f"{key} ({text})" if nested else f"{key} {text}" for key, text, nested in words if text)
@@ -253,7 +253,7 @@ def _in_words(value: Any) -> str:
 @pass_app
 @examples("stoker trace drop helios", "stoker trace drop mix1 mix2")
 def drop(app: App, name: tuple[str, ...]) -> Answer:
-    """Remove traces; the figures of what was simulated on them stay."""
+    """Remove traces; the figures of their simulations stay."""
     import json
 
     from .trace_source import check_stored
@@ -312,8 +312,8 @@ def _print_csv(found: Trace) -> None:
 
 
 def write_file(found: Trace, to: Path, force: bool) -> None:
-    """The trace as the file ``to``, or as what a link of this name points to: all of it or nothing, as a file that is cut off would be
-    read as a shorter trace. What is no regular file (a pipe, a device) is written into as it is."""
+    """Write the trace as the file ``to``, or as the target of a link of this name: whole or not at all, as a cut file would be read as
+    a shorter trace. Into a pipe or a device it is written directly."""
     try:
         mode = _mode(to)
         if stat.S_ISDIR(mode):
@@ -330,7 +330,7 @@ def write_file(found: Trace, to: Path, force: bool) -> None:
 
 
 def _mode(path: Path) -> int:
-    """What kind of file there is, links followed; 0 where there is none."""
+    """The kind of the file, links followed; 0: there is none."""
     try:
         return path.stat().st_mode
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""`stoker trace describe`: what a trace looks like, in tables and figures."""
+"""`stoker trace describe`: a trace in tables and figures."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _groups(header: str) -> list[Column]:
 def describe(app: App, trace: str, out: Path | None, nodes: str | None, task: str | None) -> Answer:
     """Describe a trace: a file, or one that was imported.
 
-    Durations, GPU requests and their service, arrivals an hour with their period, recurrence, load, users and pools.
+    Durations, GPU requests and their service, arrivals per hour with their period, recurrence, load, users and pools.
     """
     from ...sim.cluster import Cluster
     from ...traces.describe import Description

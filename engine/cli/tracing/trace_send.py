@@ -1,4 +1,4 @@
-"""Handing a trace to the daemon, in slices that no request is too large for."""
+"""Sends a trace to the daemon, in slices that fit into a request."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 SLICE = 10_000  #: jobs of one request: 3 to 6 MB of JSON, of the 64 MiB that a request may have
 COMMIT_TIMEOUT = 600.0  #: seconds for the last slice: the daemon writes some ten thousand jobs a second, all in one transaction
 
-Progress = Callable[[int, int], None]  #: done, of so many
+Progress = Callable[[int, int], None]  #: gets the number done, and of all
 
 
 def send_trace(client: Client, trace: Trace, progress: Progress | None = None) -> dict[str, Any]:
-    """Store a trace; the daemon's answer ``{id, name, jobs, existing}``. It is there as a whole or not at all.
+    """Store a trace, whole or not at all; returns the daemon's answer ``{id, name, jobs, existing}``.
 
-    ``progress`` is called with jobs sent, of so many. Raises Conflict when the daemon has another trace of this name.
+    ``progress`` gets the jobs sent, and of all. Raises Conflict if the daemon has another trace of this name.
     """
     import msgspec
 
@@ -51,7 +51,7 @@ def _post(client: Client, path: str, message: Trace | Sequence[TraceJob]) -> dic
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Progress | None]:
-    """A bar on stderr for as long as the block lasts, on terminals only."""
+    """A bar on stderr during the block, on terminals only."""
     if not sys.stderr.isatty():
         yield None
         return

@@ -1,4 +1,4 @@
-"""A trace as commands name it: a file, or one that the daemon keeps."""
+"""A trace by its name in commands: a file, or one that the daemon keeps."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 def load_trace(text: str, client_factory: Callable[[], Client], **options: Any) -> Trace:
-    """The trace that ``text`` names: a file (read here, no daemon is asked), else a trace that the daemon has by that name.
+    """The trace that ``text`` names: a file (read here, without a daemon), else the daemon's trace of that name.
 
     ``client_factory`` is called only when the daemon is needed: commands hand in ``lambda: app.client``. ``options`` are those
     of `engine.traces.read.read` and hold for files only. Raises UsageError for a file that cannot be read, NotFound with the
-    nearest name for what is neither.
+    nearest name if it is neither.
     """
     return find_trace(text, client_factory, **options)[0]
 
@@ -37,7 +37,7 @@ def find_trace(text: str, client_factory: Callable[[], Client], **options: Any) 
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is such a file; a name that the system takes for none, as it is too long, is none."""
+    """Whether there is such a file; a name that the system refuses, as it is too long, is none."""
     try:
         return path.is_file()
     except OSError:
@@ -45,7 +45,7 @@ def is_file(path: Path) -> bool:
 
 
 def check_stored(name: str) -> str:
-    """A name that a trace of the daemon's may have; NotFound says what this one is, which need not be asked of the daemon."""
+    """A possible name of the daemon's trace; NotFound says why it is none, without asking the daemon."""
     from ...traces.trace_check import check_name
 
     try:
@@ -57,14 +57,14 @@ def check_stored(name: str) -> str:
 
 
 def as_options(message: str, options: Iterable[str]) -> str:
-    """The message with the fields that it begins with as they are written on the command line."""
+    """The message, with its first fields in their command-line form."""
     fields, colon, rest = message.partition(":")
     named = fields.split(", ")
     return ", ".join(f"--{field.replace('_', '-')}" for field in named) + colon + rest if set(named) <= set(options) else message
 
 
 def read_file(path: Path, **options: Any) -> Trace:
-    """The trace in a file; UsageError says what is wrong with it, and where."""
+    """The trace in a file; UsageError names the mistake, and its place."""
     from ...traces.read import read
 
     try:
@@ -78,7 +78,7 @@ def read_file(path: Path, **options: Any) -> Trace:
 
 
 def workload_of(trace: Trace, profiles: Sequence[Profile]) -> Workload:
-    """Its jobs for the simulator; UsageError where what the trace tells beside them makes no sense."""
+    """Its jobs for the simulator; UsageError if the trace's further data make no sense."""
     from ...traces.trace import to_workload
 
     try:

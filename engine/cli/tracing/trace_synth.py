@@ -1,4 +1,4 @@
-"""`stoker trace synth`: workloads as evaluations make them."""
+"""`stoker trace synth`: workloads for evaluations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Options that mean something only with a source, and only without one.
+#: Options that are valid only with a source, and only without one.
 _OF_SOURCES = ("window", "min_duration", "max_duration", "max_gpus", "replace", "scales", "arrivals")
 _OF_NOTHING = ("rate", "median", "sigma", "requests")
 
@@ -76,7 +76,7 @@ def synth(app: App, source: str | None, name: str, to: Path | None, force: bool,
     """Make a workload from a trace, or from nothing.
 
     SOURCE is a file, or the name of an imported trace. Jobs are sampled and keep their arrival pattern; models, deadlines, stopping rules
-    and elastic ranges are assigned as asked for. The whole recipe is stored beside the trace.
+    and elastic ranges are assigned by options. The whole recipe is stored beside the trace.
     """
     from ...traces.trace_check import check_name
 
@@ -177,7 +177,7 @@ def _from_nothing(name: str, options: Mapping[str, Any]) -> Trace:
 
 
 def window(text: str, starts_at: float | None) -> tuple[float, float]:
-    """Seconds from a trace's start of ``START..END``: durations from there, or dates (UTC) where it tells when it was. Either may lack."""
+    """``START..END`` in seconds from a trace's start: durations, or dates (UTC) if the start is known. Either may be missing."""
     start, dots, end = text.partition("..")
     if not dots:
         raise ValueError(f"window: {text!r} is not START..END, such as 2d..16d or 2017-09-22..2017-10-06")
@@ -221,7 +221,7 @@ def _numbers(field: str, text: str | None) -> tuple[float, float, float] | None:
 
 
 def _pairs(field: str, text: str | None, mark: str, kind: Callable[[str], T], form: str) -> dict[T, float] | None:
-    """``a=1,b=2`` as a table; ``form`` says what each part should be."""
+    """``a=1,b=2`` as a table; ``form``: the form of each part, for errors."""
     if text is None:
         return None
     found: dict[T, float] = {}

@@ -1,14 +1,15 @@
 """Figures of a simulation: completion times, deadlines, fairness and use, of every job and of the whole run.
 
-Each is defined in docs/simulator.md, with the paper that it is from. All are computed from the jobs' fates and the
-state of the cluster over time; nothing is sampled.
+Each is defined in docs/simulator.md, with its paper. All are computed from the jobs' fates and the state of the cluster
+over time; nothing is sampled.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import Annotated
 
+import msgspec
 import numpy as np
 
 from ....policies.contract import Bools, Floats
@@ -17,34 +18,37 @@ from ..workload import Workload
 from .result import Fates, Result, Usage
 
 FULL_REWARD = 100.0  #: W_max of 002 Eqn 5.15, W_min is 0
-ROUNDING = 1e-6  #: a job alone on the cluster has rho = 1 but for the last digits of sums of times
+Long = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  #: of a BIGINT column
+Figure = Annotated[
+    float, msgspec.Meta(ge=-1e18, le=1e18)
+]  #: no figure is larger than the GPU seconds of the largest cluster over the longest time
+ROUNDING = 1e-6  #: a job alone on the cluster has rho = 1 up to the rounding of sums of times
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """One run in numbers: the columns of `sim_runs`, where they are explained. None where nothing is defined."""
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """One run in numbers: the columns of `sim_runs`, where they are explained. None: not defined."""
 
-    jct_avg: float | None
-    jct_p50: float | None
-    jct_p99: float | None
-    wait_avg: float | None
-    wait_p99: float | None
-    makespan: float | None
-    slo_violations: float | None
-    r_slo: float | None
-    rho_avg: float | None
-    rho_max: float | None
-    fair_share: float | None
-    utilisation: float | None
-    preemptions: int
-    lost_gpu_time: float
+    jct_avg: Figure | None
+    jct_p50: Figure | None
+    jct_p99: Figure | None
+    wait_avg: Figure | None
+    wait_p99: Figure | None
+    makespan: Figure | None
+    slo_violations: Figure | None
+    r_slo: Figure | None
+    rho_avg: Figure | None
+    rho_max: Figure | None
+    fair_share: Figure | None
+    utilisation: Figure | None
+    preemptions: Long
+    lost_gpu_time: Figure
 
 
 def figures(workload: Workload, result: Result, cluster: Cluster, until: float = math.inf) -> Figures:
-    """Figures over the jobs that were simulated; times and fairness over those of them that came to their end.
+    """Figures over the simulated jobs; times and fairness over those of them that ended.
 
-    ``until`` is when the simulation was cut off: of the deadlines behind it nothing is known. Use is measured over its `extent`, and
-    there is no makespan while a job that takes part has not ended: it is longer than what was seen of it.
+    ``until`` is the time of the cut: later deadlines are undecided. Use is measured over its `extent`, and there is no makespan while
+    a job that takes part has not ended, as it would be longer than the simulated time.
     ``r_slo`` is 1 - mean(reward) / 100: 002 Eqn 5.15 as printed is the mean reward itself, the attainment, while the
     text calls it a violation rate and its tables hold lower for better. So what is reported is its complement.
     """
@@ -93,7 +97,7 @@ def takes_part(workload: Workload, fates: Fates, until: float) -> Bools:
 
 
 def undecided(workload: Workload, fates: Fates, until: float) -> Bools:
-    """Jobs with deadlines that had not ended when the simulation was cut off, before the last of these: neither kept nor violated."""
+    """Jobs with deadlines that had not ended at the cut, before their last deadline: neither kept nor violated."""
     ahead: Bools = has_deadline(workload) & (workload.last_deadline() > until) & _open(fates)
     return ahead & takes_part(workload, fates, until)
 
@@ -114,8 +118,8 @@ def wait_of(workload: Workload, fates: Fates) -> Floats:
 
 
 def extent(workload: Workload, fates: Fates, until: float = math.inf) -> tuple[float, float] | None:
-    """First submission and last end of what was simulated, or when it was cut off, if jobs had not ended by then or had yet to come:
-    so the policies of a study are measured over one and the same time. None when nothing ended."""
+    """First submission and last end of the simulated jobs, or the time of the cut if jobs were not at their end by then or still to
+    come. So the policies of a study are measured over the same time. None: no job ended."""
     if math.isfinite(until) and _open(fates).any():
         return _first(workload, fates), until
     done = finished(fates)
@@ -133,7 +137,7 @@ def has_deadline(workload: Workload) -> Bools:
 
 
 def reward_of(workload: Workload, fates: Fates) -> Floats:
-    """Reward of the deadline that each job met (002 fig. 5.5a): 0 of one that met none or never ended, NaN without deadlines."""
+    """Reward of the deadline that each job met (002 fig. 5.5a): 0 for one that met none or never ended, NaN without deadlines."""
     owner = np.repeat(np.arange(len(workload)), np.diff(workload.tier_start))
     met = np.where(finished(fates)[owner], fates.ended[owner], np.inf) <= workload.tier_deadline
     reward = np.where(has_deadline(workload), 0.0, np.nan)
@@ -142,7 +146,7 @@ def reward_of(workload: Workload, fates: Fates) -> Floats:
 
 
 def violates(workload: Workload, fates: Fates) -> Bools:
-    """Jobs with deadlines that ended after the last of them, or never; one that was rejected never ended."""
+    """Jobs with deadlines that ended after the last of them, or never; a rejected one never ended."""
     late: Bools = has_deadline(workload) & ~(finished(fates) & (fates.ended <= workload.last_deadline()))
     return late
 
@@ -164,7 +168,7 @@ def rho_of(workload: Workload, fates: Fates, cluster: Cluster) -> Floats:
 
 
 def _contention(workload: Workload, fates: Fates) -> Floats:
-    """Average number of unfinished jobs over the life of each job that ended: the exact integral of a step function; 1 of others."""
+    """Average number of unfinished jobs over the life of each ended job, as the exact integral of a step function; 1 for others."""
     done = finished(fates)
     average = np.ones(len(workload))
     if not done.any():
@@ -183,7 +187,7 @@ def _contention(workload: Workload, fates: Fates) -> Floats:
 
 
 def _speed(workload: Workload, rows: Bools, share: Floats, node: int) -> Floats:
-    """How fast jobs are on ``share`` GPUs, which need not be whole, or on fewer of them if these are faster; 1 is that on ``gpus_min``.
+    """Speed of jobs on ``share`` GPUs (may be fractions), or on fewer of them if that is faster; 1 is the speed on ``gpus_min``.
 
     ``node``: GPUs of the largest node.
     """
@@ -202,11 +206,11 @@ def _speed(workload: Workload, rows: Bools, share: Floats, node: int) -> Floats:
 
 
 def _utilisation(usage: Usage, span: tuple[float, float] | None, gpus: int) -> float | None:
-    """GPU-time held over GPU-time there was, within the `extent`."""
+    """Held GPU-time over available GPU-time, within the `extent`."""
     if span is None or span[1] <= span[0]:
         return None
     begin, end = span
-    moments = np.clip(np.concatenate((usage.ts, [end])), begin, end)  # what was held last is held to its end
+    moments = np.clip(np.concatenate((usage.ts, [end])), begin, end)  # the last state lasts to the end
     return float((np.diff(moments) * usage.busy).sum()) / (gpus * (end - begin))
 
 
@@ -215,5 +219,5 @@ def _mean(values: Floats) -> float | None:
 
 
 def _percentile(values: Floats, percent: float) -> float | None:
-    """Linear between the two nearest ranks, NumPy's default."""
+    """Linear between the two nearest ranks, as NumPy's default."""
     return float(np.percentile(values, percent)) if len(values) else None

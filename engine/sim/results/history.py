@@ -1,4 +1,4 @@
-"""The daemon's own history as a workload, and as what really happened beside its simulations."""
+"""The daemon's own history, as a workload and as the real outcome to compare simulations with."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _DEMANDS = {"best-effort": Demand.BEST_EFFORT, "soft": Demand.SOFT, "strict": De
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Jobs that ran and have ended, in the order in which they could first run; rows as ``GET /v1/simulations/history`` gives them."""
+    """Jobs that ran and have ended, ordered by the time when they could first run; rows of ``GET /v1/simulations/history``."""
 
     pool: str
     jobs: Sequence[Mapping[str, Any]]
-    stays: Sequence[Mapping[str, Any]]  #: which job held how many GPUs when
+    stays: Sequence[Mapping[str, Any]]  #: the jobs' holds of GPUs over time
     nodes: Sequence[int]  #: GPUs of each node of the pool now
-    left_out: Mapping[str, int]  #: jobs that were there too: ``not_ended``, ``never_ran``, ``servers``, ``held_before`` the first came
-    models: Sequence[Mapping[str, Any]] = ()  #: what models use of a GPU, where that was measured
-    slowdowns: Sequence[Mapping[str, Any]] = ()  #: how they slow each other on a GPU
+    left_out: Mapping[str, int]  #: further jobs: ``not_ended``, ``never_ran``, ``servers``, ``held_before`` the first came
+    models: Sequence[Mapping[str, Any]] = ()  #: models' use of a GPU, if measured
+    slowdowns: Sequence[Mapping[str, Any]] = ()  #: models' slowdowns by each other on a GPU
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> History:
@@ -50,14 +50,14 @@ class History:
         return Cluster(tuple(self.nodes))
 
     def source(self) -> WorkloadSource:
-        """Runs of the same jobs are known by their digest, as those of one file are."""
+        """Runs of the same jobs have the same digest, like those of one file."""
         return WorkloadSource(hashlib.sha256(json.dumps(self.jobs, sort_keys=True).encode()).hexdigest())
 
     def workload(self) -> Workload:
-        """Each job takes what it took: its GPU-time, start-up not counted, on the GPUs that it needs at least.
+        """Each job takes its real GPU-time, start-up not counted, on the least GPUs that it needs.
 
-        What it was slowed by others on its GPUs is not counted: whom it shares them with is for the policy of the replay to say.
-        It is submitted when it could first run: what it waited for before, other jobs or a person, no policy would have changed.
+        Slowdowns by others on its GPUs are not counted, as the policy of the replay chooses its partners. It is submitted when it
+        could first run: earlier waits, for other jobs or a person, do not depend on the policy.
         """
         jobs = self.jobs
         return make_workload(
@@ -91,14 +91,14 @@ class History:
         return None if np.isnan(table).all() else table
 
     def _tiers(self, job: Mapping[str, Any]) -> list[tuple[float, float]]:
-        """Rewards as they were submitted: policies weigh jobs by them. Jobs older than their limit may have asked for more."""
+        """Rewards as submitted, since policies weigh jobs by them. Jobs older than the limit of rewards may exceed it."""
         deadlines = [deadline - self.begin for deadline in job["deadlines"] or ()]
         return [(deadline, min(reward, FULL_REWARD)) for deadline, reward in zip(deadlines, job["rewards"] or (), strict=True)]
 
     def outcome(self, cluster: Cluster) -> Outcome:
-        """What really happened to the jobs that fit the simulated cluster: both are of the same jobs.
+        """The real outcome of the jobs that fit the simulated cluster, so that both are of the same jobs.
 
-        A lease counts from its grant to its end; what of it was not training was lost.
+        A lease counts from its grant to its end; time without training was lost.
         """
         place = {job["id"]: row for row, job in enumerate(self.jobs)}
         dropped = np.array([job["gpus_min"] > cluster.total for job in self.jobs], dtype=bool)
@@ -137,7 +137,7 @@ class History:
         return Outcome(Run(-1, Choice(AS_IT_WAS, AS_IT_WAS, {}), 0), result)
 
     def _overlaps(self, stays: Sequence[Mapping[str, Any]]) -> Iterator[tuple[float, int]]:
-        """When a GPU is held once more, or, negative, once less, by somebody besides others."""
+        """Moments at which a shared GPU gets one more holder, or, negative, one less."""
         changes: dict[int, list[tuple[float, int]]] = defaultdict(list)
         for stay in stays:
             for gpu in stay["gpus"] if stay.get("gpu_seconds") is not None else ():
@@ -150,7 +150,7 @@ class History:
                     yield moment, change
 
     def _usage(self, fates: Fates, stays: Bars, overlaps: Sequence[tuple[float, int]]) -> Usage:
-        """State of the pool after each change, as far as these jobs made it."""
+        """State of the pool after each change, by these jobs alone."""
         moments, more = np.array(overlaps, dtype=np.float64).reshape(-1, 2).T
         submitted = np.array([job["submitted"] - self.begin for job in self.jobs])[~fates.dropped]
         state = usage(

@@ -1,4 +1,4 @@
-"""A run as it is stored: rows of `sim_runs`, `sim_jobs` and `sim_usage` as plain columns, and averages over seeds."""
+"""A run in stored form: rows of `sim_runs`, `sim_jobs` and `sim_usage` as plain columns, and averages over seeds."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from ....policies.contract import Floats, Ints
@@ -17,13 +18,13 @@ from . import figures as of
 from .figures import Figures
 from .result import Usage
 
-MOST_MOMENTS = 2_000  #: of the cluster's use over time that are kept of a run
+MOST_MOMENTS = 2_000  #: kept of a run's record of the cluster's use
 DIGITS = 6  #: after the point, of times in seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A run with its row of `sim_runs`, which takes a moment to work out for many jobs."""
+    """A run with its row of `sim_runs`, which is slow to compute for many jobs."""
 
     outcome: Outcome
     row: Mapping[str, Any]
@@ -34,7 +35,7 @@ def recorded(study: Study, outcome: Outcome) -> Recorded:
 
 
 def run_row(study: Study, outcome: Outcome) -> dict[str, Any]:
-    """The row of `sim_runs`, but for what is not of the run: study, version, and what the daemon adds."""
+    """The row of `sim_runs`, without the columns that do not depend on the run: study, version, and those of the daemon."""
     choice, result = outcome.run.choice, outcome.result
     row = {
         "trace": study.workload.name,
@@ -58,15 +59,15 @@ def run_row(study: Study, outcome: Outcome) -> dict[str, Any]:
 
 
 def _figures(study: Study, outcome: Outcome) -> dict[str, Any]:
-    """Of a run that failed there are none."""
+    """The figures; none for a failed run."""
     if outcome.result is not None:
-        return dataclasses.asdict(of.figures(study.workload, outcome.result, study.cluster, study.until))
-    nothing: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(Figures))
+        return msgspec.structs.asdict(of.figures(study.workload, outcome.result, study.cluster, study.until))
+    nothing: dict[str, Any] = dict.fromkeys(Figures.__struct_fields__)
     return nothing | {"preemptions": 0, "lost_gpu_time": 0.0}
 
 
 def jobs_of(study: Study) -> dict[str, int]:
-    """How many jobs its runs are of, and how many these leave out: known before any of them."""
+    """The number of jobs in its runs, and of those left out; known before any run."""
     workload = study.workload
     large = workload.gpus_min > study.cluster.total
     late = ~large & (workload.submitted >= study.until)
@@ -90,21 +91,21 @@ def _counts(study: Study, outcome: Outcome) -> dict[str, int]:
 
 
 def options_row(study: Study) -> dict[str, Any]:
-    """What was modelled; the seed is a column of its own. ``profiles``: known models are as fast on other GPUs as was measured."""
+    """The options of the model, without the seed, which has its own column. ``profiles``: whether measured speeds were used."""
     row = dataclasses.asdict(study.options)
     del row["seed"]
     return row | {"profiles": bool(study.workload.profiles)}
 
 
 def finite(value: Any) -> Any:
-    """The value as JSON can hold it, its own values too where it has some: None for what is infinite or no number."""
+    """The value in JSON's types, nested values included: None for infinities and nan."""
     if isinstance(value, dict):
         return {name: finite(one) for name, one in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def job_columns(study: Study, outcome: Outcome) -> dict[str, list[Any]]:
-    """Columns of `sim_jobs`, of the jobs that take part; NaN where a job never came to it, or had not when it was cut off."""
+    """Columns of `sim_jobs`, for the jobs that take part; NaN for a time that a job had not reached by the end."""
     if outcome.result is None:
         return {}
     workload, fates = study.workload, outcome.result.fates
@@ -141,8 +142,8 @@ def usage_columns(usage: Usage) -> dict[str, list[Any]]:
 
 
 def thinned(usage: Usage, most: int) -> Ints:
-    """At most so many rows, the first and the last among them: one of each slice, the one with which the areas so far come nearest
-    to the true ones, so that integrals over what is kept hold."""
+    """At most so many rows, the first and the last among them. Of each slice it takes the row that brings the areas so far nearest
+    to the true ones, so that integrals over the kept rows hold."""
     if len(usage.ts) <= most:
         return np.arange(len(usage.ts))
     slices = _slices(usage.ts, most)
@@ -150,7 +151,7 @@ def thinned(usage: Usage, most: int) -> Ints:
     area = np.zeros(states.shape)
     np.cumsum(states[:, :-1] * np.diff(usage.ts), axis=1, out=area[:, 1:])
     whole = np.maximum(area[:, -1:], 1.0)
-    rows, kept = [0], area[:, :1]  # the areas under what is kept, up to the last of these rows
+    rows, kept = [0], area[:, :1]  # the areas under the kept rows, up to the last of them
     for begin, end in pairwise(slices[1:].tolist()):
         ts, last = usage.ts[begin:end], rows[-1]
         until_each = kept + states[:, last : last + 1] * (ts - usage.ts[last])
@@ -162,7 +163,7 @@ def thinned(usage: Usage, most: int) -> Ints:
 
 
 def _slices(moments: Floats, most: int) -> Ints:
-    """First rows of slices: half of them evenly by time, the others by row, so that neither calm nor busy times are left out."""
+    """First rows of slices, half of them even in time, half even in rows, so that neither calm nor busy times are left out."""
     grid = np.searchsorted(moments, np.linspace(moments[0], moments[-1], most // 2), side="right") - 1
     by_time = np.unique(grid)
     by_row = np.linspace(0, len(moments) - 1, most - len(by_time)).astype(np.int64)
@@ -175,13 +176,13 @@ class Average:
 
     choice: Choice
     seeds: int  #: runs that were completed
-    #: By column of `sim_runs`, with ``decision_seconds`` and ``plan_share`` besides; None where one of the seeds has none.
+    #: By column of `sim_runs`, and ``decision_seconds`` and ``plan_share``; None if one of the seeds has none.
     mean: Mapping[str, float | None]
-    spread: Mapping[str, float | None]  #: standard deviation over the seeds, None of a single one
+    spread: Mapping[str, float | None]  #: standard deviation over the seeds; None for a single one
 
 
 def averages(runs: Sequence[Recorded]) -> list[Average]:
-    """One for each choice that has at least one completed run, in the order in which the runs are given."""
+    """One for each choice with at least one completed run, in the order of the runs."""
     by_choice: dict[str, list[Recorded]] = {}
     for run in runs:
         if run.outcome.result is not None:
@@ -195,7 +196,7 @@ def _average(runs: Sequence[Recorded]) -> Average:
     spread: dict[str, float | None] = {}
     for name in rows[0]:
         known = [float(value) for row in rows if (value := row[name]) is not None]
-        told = len(known) == len(rows)  # the seeds that were cut off before their end are those of the longest makespans
+        told = len(known) == len(rows)  # seeds cut off before their end are those of the longest makespans
         mean[name] = float(np.mean(known)) if told else None
         spread[name] = float(np.std(known, ddof=1)) if told and len(known) > 1 else None
     return Average(runs[0].outcome.run.choice, len(runs), mean, spread)

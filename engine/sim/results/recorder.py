@@ -1,4 +1,4 @@
-"""Writes down what happens in a simulation."""
+"""Records the events of a simulation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ....policies.contract import Bools, Floats, Ints
 from ..workload import Workload
 from .result import Bars, Fates, Result, Usage, are_neighbours
 
-_REMEMBERED = 2000  #: finished jobs whose service a policy may see, so that a decision costs the same after a year
+_REMEMBERED = 2000  #: finished jobs whose service a policy may see, so that the cost of a decision stays the same
 _COLUMNS = 5
 _STAY = struct.Struct(f"{_COLUMNS}d")  #: a row of `Bars`; an array takes it at once, and plain numbers one by one
 _Change = tuple[Any, Any, Any, Any]  #: moments, and what changes at each of them: GPUs held, jobs that hold some, jobs at hand
@@ -25,7 +25,7 @@ class Recorder:
         n = len(workload)
         self.dropped = dropped
         self.ended, self.rejected = np.full(n, np.nan), np.zeros(n, dtype=bool)
-        # What is read as well as written one by one is faster in lists.
+        # Lists are faster for values that are read and written one by one.
         self.gpu_time, self.lost = [0.0] * n, [0.0] * n
         self.preemptions, self.attempts, self.profile_runs = [0] * n, [0] * n, [0] * n
         self._begins = float(workload.submitted[~dropped].min(initial=math.inf))
@@ -33,8 +33,8 @@ class Recorder:
         self._finished: list[int] = []  #: jobs in the order of their ends
         self._stays = array("d")  #: rows of `Bars`, one after the other, with the first and the number of all GPUs of a stay
         self._apart: dict[int, list[int]] = {}  #: by such a row, the GPUs of a stay that are not all neighbours
-        self._cut_short = 0  #: stays, the last ones, that the end of the simulation ended
-        self._sharing = array("d")  #: moments, each with the GPUs that are held once more, or less, by somebody besides others
+        self._cut_short = 0  #: number of the last stays, which the end of the simulation cut
+        self._sharing = array("d")  #: moments, each with the change in the number of shared holds
         self.finished_before: Floats | None = None  #: GPU-seconds of jobs that had finished when the simulation began
         self._service: Floats | None = None
         self.warm_idle = 0.0  #: see `Result`
@@ -48,7 +48,7 @@ class Recorder:
         self._came.append(now)
 
     def start(self, job: int, *, profile: bool = False) -> int:
-        """How many times it had started before; profiling runs are counted apart, as nothing goes on from them."""
+        """The number of earlier starts; profiling runs are counted apart, as no later run continues them."""
         counts = self.profile_runs if profile else self.attempts
         attempt = counts[job]
         counts[job] = attempt + 1
@@ -61,19 +61,19 @@ class Recorder:
         self.lost[job] += gpu_seconds
 
     def leave(self, job: int, granted: float, now: float, gpus: Sequence[int], gpu_time: float) -> None:
-        """A stay on GPUs ends; ``gpu_time``: GPU-seconds of all its stays, that of a shared GPU divided."""
+        """A stay on GPUs ends; ``gpu_time``: GPU-seconds of all its stays, with a share of shared GPUs."""
         if not are_neighbours(gpus):
             self._apart[len(self._stays) // _COLUMNS] = sorted(gpus)
         self.gpu_time[job] = gpu_time
         self._stays.frombytes(_STAY.pack(job, granted, now, min(gpus), len(gpus)))
 
     def cut_short(self, job: int, granted: float, now: float, gpus: Sequence[int], gpu_time: float) -> None:
-        """The same of a job that would have gone on: nothing leaves any more after that."""
+        """The same for a job that the simulation's end cuts off: after that no stay ends."""
         self.leave(job, granted, now, gpus, gpu_time)
         self._cut_short += 1
 
     def share(self, now: float, gpus: int) -> None:
-        """So many GPUs, less: negative, are held by somebody else too."""
+        """So many more GPUs (negative: fewer) have a further holder."""
         self._sharing.extend((now, gpus))
 
     def end(self, job: int, now: float) -> None:
@@ -96,7 +96,7 @@ class Recorder:
         job, begins, ends, gpu, gpus = np.array(self._stays).reshape(-1, _COLUMNS).T.copy()
         stays = Bars(_ints(job), begins, ends, _ints(gpu), _ints(gpus))
         started = np.full(len(self.ended), np.nan)
-        started[stays.job[::-1]] = begins[::-1]  # of several the first stays
+        started[stays.job[::-1]] = begins[::-1]  # the first of several
         run_time: Floats = np.bincount(stays.job, ends - begins, len(self.ended)).astype(np.float64)
         gpu_time, lost = np.array(self.gpu_time), np.array(self.lost)
         preemptions = np.array(self.preemptions, dtype=np.int64)
@@ -128,7 +128,7 @@ class Recorder:
 
 
 def usage(changes: Sequence[_Change]) -> Usage:
-    """The state after each moment that left another than there was before; that after the first moment is one of them."""
+    """The state after each moment that changed it, and after the first moment."""
     moment, *deltas = (np.concatenate(column) for column in zip(*(np.broadcast_arrays(*change) for change in changes), strict=True))
     ts, place = np.unique(moment, return_inverse=True)
     busy, running, at_hand = (_ints(np.bincount(place, delta, len(ts)).cumsum()) for delta in deltas)
@@ -139,5 +139,5 @@ def usage(changes: Sequence[_Change]) -> Usage:
 
 
 def _ints(values: Floats) -> Ints:
-    """Whole numbers, which floats hold exactly."""
+    """Whole numbers, which floats represent exactly."""
     return values.astype(np.int64)

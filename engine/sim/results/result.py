@@ -1,4 +1,4 @@
-"""The result of a simulation: every job's fate and the cluster's use over time. Figures are made of it in `figures`."""
+"""The result of a simulation: every job's fate and the cluster's use over time. `figures` computes figures from it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ....policies.contract import Bools, Floats, Ints
 
 @dataclass(frozen=True, slots=True)
 class Fates:
-    """One row a job of the workload. Times are seconds from the workload's start, NaN where it never came to it."""
+    """One row per job of the workload. Times are seconds from the workload's start; NaN: never."""
 
     started: Floats  #: first start
     ended: Floats
     run_time: Floats  #: seconds that it held GPUs
     gpu_time: Floats  #: GPU-seconds that it held
-    lost: Floats  #: GPU-seconds of these that brought no progress
+    lost: Floats  #: GPU-seconds of these without progress
     preemptions: Ints
-    rejected: Bools  #: the policy gave it up
+    rejected: Bools  #: by the policy
     dropped: Bools  #: larger than the cluster: not simulated
 
 
@@ -37,7 +37,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """Which job held which GPUs when; for the Gantt chart. One row for each run of neighbouring GPUs of a stay."""
+    """The jobs' holds of GPUs over time, for the Gantt chart. One row for each run of neighbouring GPUs of a stay."""
 
     job: Ints
     begins: Floats
@@ -46,7 +46,7 @@ class Bars:
     gpus: Ints  #: how many
 
     def split(self, apart: Mapping[int, Sequence[int]]) -> Bars:
-        """The same where some rows, by their position, are of GPUs that are not all neighbours: these, ascending."""
+        """Splits rows whose GPUs are not all neighbours. ``apart``: their GPUs, ascending, by row."""
         if not apart:
             return self
         runs = [(row, first, count) for row, gpus in apart.items() for first, count in _runs(gpus)]
@@ -79,4 +79,4 @@ class Result:
     decisions: int  #: times that the policy was asked
     plan_seconds: float  #: real seconds in plan()
     wall_seconds: float  #: real seconds of the whole run
-    warm_idle: float = 0.0  #: GPU-seconds that GPUs were in a warm pool, or loading for it, and served no job
+    warm_idle: float = 0.0  #: GPU-seconds in a warm pool, or loading for it, without a job

@@ -19,7 +19,7 @@ from .units import SIZE_FORMS
 
 
 def _kinds(kind: Any) -> tuple[Any, ...]:
-    """What a value may be besides nothing: the types of ``A | B | None``."""
+    """The types of a value, without None: those of ``A | B | None``."""
     return tuple(arm for arm in (get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)) if arm is not NoneType)
 
 
@@ -40,7 +40,7 @@ BLOCKS: dict[str, type[Block]] = {
 
 
 def struct(kind: type[msgspec.Struct], node: Node, field: str) -> Any:
-    """A value of ``kind``; Several tells of each of its fields what is wrong with it, at its line."""
+    """A value of ``kind``; Several has a problem for each wrong field, at its line."""
     found = msgspec.structs.fields(kind)
     readers: Mapping[str, Reader[Any]] = {each.name: partial(_value, each.type) for each in found}
     values = fields.struct(node, field, readers, f"a mapping of {', '.join(readers)}")
@@ -50,7 +50,7 @@ def struct(kind: type[msgspec.Struct], node: Node, field: str) -> Any:
     return kind(**values)
 
 
-#: what is written in words of its own, such as 2GiB
+#: types with a notation of their own, such as 2GiB
 _UNITS: dict[Any, Reader[Any]] = {Size: fields.size, Duration: fields.duration, bool: fields.flag}
 
 
@@ -66,7 +66,7 @@ def _value(kind: Any, node: Node, field: str) -> Any:
 
 
 def _number_or_words(kind: Any) -> str | None:
-    """What ``int | Literal["auto"]`` takes, in words."""
+    """The values of ``int | Literal["auto"]``, in words."""
     words = _words(kind)
     return " or ".join([_WORDS["int"], *words]) if words and len(_kinds(kind)) > 1 else None
 
@@ -112,7 +112,7 @@ def _at(text: str, node: Node, field: str) -> UsageError:
     return node.wrong(field, f"{wanted} {expected[2]}" if expected[2] else wanted)
 
 
-# ---- what must hold ----
+# ---- rules ----
 
 
 def problems(spec: JobSpec) -> Iterator[tuple[str, str]]:

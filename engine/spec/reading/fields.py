@@ -22,7 +22,7 @@ def text(node: Node, field: str) -> str:
 
 
 def word(node: Node, field: str) -> str:
-    """A scalar as it was written: what environments, labels and argument lists are made of."""
+    """A scalar as written, for environments, labels and argument lists."""
     if isinstance(node.value, (list, dict)) or node.value is None:
         raise node.wrong(field, 'one value; write "" for an empty text' if node.value is None else "one value")
     return node.text
@@ -76,7 +76,7 @@ def _measure(node: Node, field: str, read: Callable[[Any], T], forms: str) -> T:
 
 
 def choice(options: Collection[str], refused_later: Collection[str] = ()) -> Reader[Any]:
-    """One of the options; those that are refused later have a message of their own there."""
+    """One of the options; those refused later have their own message there."""
 
     def read(node: Node, field: str) -> str:
         value = text(node, field)
@@ -105,7 +105,7 @@ def words(node: Node, field: str) -> dict[str, str]:
 
 
 def mapped(found: Mapping[str, Node], field: str, read: Reader[T]) -> dict[str, T]:
-    """Each field of a mapping as ``read`` reads it."""
+    """Each field of a mapping, read by ``read``."""
     errors, values = Gathered(), {}
     for key, item in found.items():
         with errors.part():
@@ -115,7 +115,7 @@ def mapped(found: Mapping[str, Node], field: str, read: Reader[T]) -> dict[str, 
 
 
 def listed(nodes: Sequence[Node], field: str, read: Reader[T]) -> list[T]:
-    """Each item of a list as ``read`` reads it; ``field`` holds a ``{}`` where its number belongs, or is the name of all."""
+    """Each item of a list, read by ``read``; ``field`` holds a ``{}`` for its number, or is the name of all."""
     errors, values = Gathered(), []
     for index, item in enumerate(nodes):
         with errors.part():
@@ -124,12 +124,12 @@ def listed(nodes: Sequence[Node], field: str, read: Reader[T]) -> list[T]:
     return values
 
 
-#: fields that there were, and what is to be written now
+#: removed fields, and their replacements
 GONE = {"share.priority": "is no longer a field: the job's own priority counts; write 'priority' beside 'share'"}
 
 
 def known(node: Node, field: str, names: Collection[str], wanted: str, errors: Gathered | None = None) -> dict[str, Node]:
-    """Fields of a mapping whose names are ours; those left empty count as not given. With ``errors`` the others are noted there."""
+    """Fields of a mapping whose names are ours; empty ones count as not given. Unknown ones are noted in ``errors``, if given."""
     found, wrong = entries(node, field, wanted), Gathered() if errors is None else errors
     for key, item in found.items():
         if key not in names:

@@ -1,4 +1,4 @@
-"""The fields of a job as people write them, each with its reader: from a node to a value of the JobSpec."""
+"""The fields of a job as written, each with its reader: from a node to a value of the JobSpec."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _command(node: Node, field: str) -> tuple[str, ...]:
         return tuple(fields.listed(node.value, f"{field}[{{}}]", fields.word))
     if not isinstance(node.value, str):
         raise node.wrong(field, "text for the shell, or a list of arguments")
-    # An empty text would be run by the shell with success, which nobody means.
+    # The shell would run an empty text with success, which is never meant.
     return (*SHELL, node.value) if node.value.strip() else ()
 
 
@@ -126,7 +126,7 @@ def _best_effort(node: Node, field: str, now: float) -> Demand:
 
 
 def demand(given: Mapping[str, Node], now: float) -> Demand:
-    """What is wanted of time, by whichever of ``demand``, ``deadline`` and ``soft`` is given."""
+    """The wanted completion time, by ``demand``, ``deadline`` or ``soft``, whichever is given."""
     named = [name for name in DEMANDS if name in given]
     if len(named) > 1:
         raise given[named[1]].mark.error(named[1], f"given beside {named[0]}; a job has one of demand: best-effort, deadline and soft")
@@ -175,7 +175,7 @@ _RETRIES: dict[str, Reader[Any]] = {
     "max_backoff": fields.duration,
     "never_on": _exit_codes,
 }
-#: what is wanted of time: a job has at most one of these
+#: the wanted completion time: a job has at most one of these
 DEMANDS: dict[str, Callable[[Node, str, float], Demand]] = {"demand": _best_effort, "deadline": _strict, "soft": _soft}
 
 

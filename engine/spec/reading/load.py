@@ -1,4 +1,4 @@
-"""Job files: YAML into JobSpecs. Whatever is wrong is a line: ``file.yaml:12: stop.iteratons: unknown field (did you mean …?)``."""
+"""Job files: YAML into JobSpecs. Each mistake is a line: ``file.yaml:12: stop.iteratons: unknown field (did you mean …?)``."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .job_fields import NAMES
 from .scripts import neighbour
 from .tree import Mark, Node
 
-#: of each group a job has one; in a merge, the job's own choice drops the default's
+#: a job has one of each group; in a merge, the job's own choice drops the default's
 EXCLUSIVE = (("recipe", "command", "entrypoint"), ("demand", "deadline", "soft"))
 #: merged name by name with the default's
 MERGED = ("params", "env", "labels", *BLOCKS)
 
 
 def load_file(path: str | os.PathLike[str], context: Context, overrides: Node | None = None) -> list[JobSpec]:
-    """All jobs of a file. ``overrides`` (from command-line options) win over what the file says of each job."""
+    """All jobs of a file. ``overrides`` (from command-line options) win over the fields of each job."""
     source = os.fspath(path)
     try:
         with open(source, "rb") as file:
@@ -38,12 +38,12 @@ def load_file(path: str | os.PathLike[str], context: Context, overrides: Node | 
 
 
 def load_text(text: str, source: str, context: Context, overrides: Node | None = None) -> list[JobSpec]:
-    """All jobs of a text; Several tells of everything that is wrong with it."""
+    """All jobs of a text; Several has all mistakes."""
     return _load(lambda errors: tree.parse(text, source, errors), source, context, overrides)
 
 
 def load_value(value: Any, context: Context, overrides: Node | None = None) -> list[JobSpec]:
-    """The same of what a text would hold, as JSON has it: errors name the field alone."""
+    """The same from JSON's values in place of a text: errors name the field alone."""
     node = tree.of_value(value)
     if node.size > tree.MAX_NODES:
         raise UsageError(f"spec: more than {tree.MAX_NODES} values; split it, or use an array")
@@ -80,7 +80,7 @@ def merged(base: Node, over: Node) -> Node:
 
 
 class _Found(NamedTuple):
-    """A job of a file, and what its place is called where a field is not one of a job."""
+    """A job of a file, and the name of its place in errors about unknown fields."""
 
     node: Node
     place: str

@@ -1,4 +1,4 @@
-"""The blocks ``reuse`` and ``pipeline`` of a job: as people write them, and what they must fulfil."""
+"""The blocks ``reuse`` and ``pipeline`` of a job: their notation, and their rules."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def pipeline(node: Node, field: str) -> PipelineOptions:
     if isinstance(node.value, dict):
         return PipelineOptions(**fields.struct(node, field, PIPELINE, "a mapping"))
     if not isinstance(node.value, str):
-        raise node.wrong(field, "who tunes it, such as rate, or a mapping such as {tune: rate, workers: {decode: 4}}")
+        raise node.wrong(field, "a tuner, such as rate, or a mapping such as {tune: rate, workers: {decode: 4}}")
     return PipelineOptions(tune=_tuner(node, field))
 
 
@@ -107,11 +107,11 @@ PIPELINE: dict[str, Reader[Any]] = {
     "interval": fields.duration,
 }
 
-# ---- what must hold ----
+# ---- rules ----
 
 
 def reuse_problems(given: Reuse) -> Iterator[tuple[str, str]]:
-    """Field and problem. What depends on the batch and the size of a sample is checked where these are known."""
+    """Field and problem. Rules on the batch and the size of a sample are checked where these are known."""
     if not 1 <= given.repeat <= MAX_REPEAT:
         yield "reuse.repeat", f"must be between 1 (no sample is used again) and {MAX_REPEAT}, not {given.repeat}"
     if given.shuffle_buffer is not None and not 1 <= given.shuffle_buffer <= MAX_BUFFER:
@@ -146,7 +146,7 @@ def _switch_problems(given: Switch) -> Iterator[tuple[str, str]]:
 
 def pipeline_problems(given: PipelineOptions) -> Iterator[tuple[str, str]]:
     if given.tune in get_args(Retired):
-        yield "pipeline.tune", f"{given.tune} is a baseline of the benchmarks, which jobs no longer have; write rate, which is faster"
+        yield "pipeline.tune", f"{given.tune} is a baseline of the benchmarks and no longer open to jobs; write rate, which is faster"
     for stage, workers in given.workers.items():
         if stage not in WORKERS:
             yield "pipeline.workers", f"there is no stage {shown(stage)}; there are {', '.join(WORKERS)}"

@@ -8,11 +8,11 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-SHELL = ("/bin/sh", "-c")  #: what a command given as one text is run by
+SHELL = ("/bin/sh", "-c")  #: runs a command that is given as one text
 
 
 def as_text(value: Any) -> str:
-    """A parameter as a program sees it: text as it is, everything else as JSON."""
+    """A parameter for a program: text unchanged, all other values as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

@@ -1,4 +1,4 @@
-"""The file that a command would run, found and looked for before the job is submitted."""
+"""The file that a command would run, checked before the job is submitted."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def script_of(command: Sequence[str]) -> str | None:
 
 
 def missing(spec: JobSpec) -> str | None:
-    """What is wrong with the script of a command job, None when it is there or cannot be told."""
+    """The problem with the script of a command job; None: none, or not known."""
     command = spec.command or ()
     if command[:2] == SHELL and len(command) == 3:
         command = simple_words(command[2])

@@ -1,4 +1,4 @@
-"""Which values look like secrets: refused at submission, masked where specs are shown."""
+"""Values that look like secrets: refused at submission, masked where specs are shown."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _words(name: str) -> str:
 
 
 def looks_secret_parameter(name: str) -> bool:
-    """As `looks_secret`, but ``key`` or ``token`` alone is an ordinary parameter (the key of a column, a mask token)."""
+    """Like `looks_secret`, but ``key`` or ``token`` alone is an ordinary parameter (the key of a column, a mask token)."""
     return looks_secret(name) and name.lower() not in ("key", "token")
 
 
@@ -67,7 +67,7 @@ def secret_argument(command: Sequence[str]) -> str | None:
 
 
 def _with_options(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Each argument behind the option that it may be the value of, '' when it is none's."""
+    """Each argument, after the option of which it may be the value, or ''."""
     option = ""
     for argument in argv:
         yield "" if argument.startswith("-") else option, argument
@@ -89,7 +89,7 @@ def _masked_argument(argument: str) -> str:
 
 
 def redact(spec: JobSpec) -> JobSpec:
-    """The spec as it may be shown: secret-looking values masked. ``env_file`` stays: it is only a path."""
+    """The spec for display: secret-looking values masked. ``env_file`` stays, as it is only a path."""
     return msgspec.structs.replace(
         spec,
         env={name: MASK if value and looks_secret(name) else masked(value) for name, value in spec.env.items()},

@@ -1,4 +1,4 @@
-"""YAML text as a tree of nodes that know the line they stand on; also trees made of command-line options.
+"""YAML text as a tree of nodes that know their line; also trees made of command-line options.
 
 Built from the parser's events, not by `yaml.load`: that keeps lines, refuses repeated keys, and bounds what a
 hostile file may cost. Plain scalars follow the YAML 1.2 core schema: ``1e-3`` is a number, ``yes`` and ``12:30`` are text.
@@ -18,7 +18,7 @@ from ...errors import Gathered, UsageError
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
-MAX_NODES = 200_000  #: aliases count as what they stand for, so they cannot multiply without end
+MAX_NODES = 200_000  #: aliases count with their content, so they cannot multiply without end
 
 Scalar: TypeAlias = bool | int | float | str | None
 
@@ -33,7 +33,7 @@ _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Where something was said: a line of a file, or (without a line) an option such as ``--gpus``."""
+    """The place of a value: a line of a file, or (without a line) an option such as ``--gpus``."""
 
     source: str
     line: int | None = None
@@ -51,7 +51,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A value and its place. The mark of a mapping's value is that of its key: where a person looks for it."""
+    """A value and its place. A mapping's value has the mark of its key, where a person looks for it."""
 
     value: Scalar | list[Node] | dict[str, Node]
     mark: Mark
@@ -108,7 +108,7 @@ def resolve(text: str) -> Scalar:
 def parse(text: str, source: str, errors: Gathered | None = None) -> list[Node]:
     """The documents of a YAML text; a UsageError with the line when there is anything wrong with it.
 
-    With ``errors`` that is noted there which leaves the rest readable: repeated and merge keys, of which the first and none counts.
+    With ``errors``, mistakes that leave the rest readable are noted there: repeated keys (the first counts) and merge keys (none counts).
     """
     _check_text(text, source)
     wrong = Gathered() if errors is None else errors
@@ -133,7 +133,7 @@ def _parse(text: str, source: str, errors: Gathered) -> list[Node]:
 
 
 def of_value(value: Any, field: str = "", depth: int = 0) -> Node:
-    """The node of a value that came as JSON; its errors name the field alone."""
+    """The node of a value from JSON; its errors name the field alone."""
     mark = Mark("")
     if depth > MAX_DEPTH:
         raise mark.error(field, f"nested more than {MAX_DEPTH} deep")

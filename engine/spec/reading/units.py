@@ -1,4 +1,4 @@
-"""Durations, memory sizes and times as people write them, and back. Errors are ValueErrors that say what is accepted."""
+"""Durations, memory sizes and times in their written forms, and back. Errors are ValueErrors that name the accepted forms."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def format_size(count: int) -> str:
 
 
 def moment(value: str | float, now: float) -> float:
-    """A point in time: a duration from ``now`` on, the next ``18:30``, or an ISO time. What names no zone is local time."""
+    """A point in time: a duration from ``now`` on, the next ``18:30``, or an ISO time. Times without a zone are local."""
     if isinstance(value, (int, float)) or _DURATION.match(value) or value.strip().isdecimal():
         return round(now + duration(value), 3)
     if time_of_day := _TIME_OF_DAY.fullmatch(value):

@@ -1,1 +1,1 @@
-"""The public trace formats, a module for each family; `registry` knows them all."""
+"""The public trace formats, a module for each family; `known_formats` lists them all."""

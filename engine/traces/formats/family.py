@@ -1,4 +1,4 @@
-"""A format, as the registry knows it."""
+"""The description of a format."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from dataclasses import dataclass
 from ..trace import TraceJob
 from .rows import Context, Drop, Row, TraceSource, csv_rows
 
-Jobs = Iterator[tuple[int, TraceJob]]  #: line and job, as they come; submissions are seconds of whatever clock the file has
+Jobs = Iterator[tuple[int, TraceJob]]  #: line and job in the file's order; submissions are seconds of the file's own clock
 
 Reader = Callable[[TraceSource, Context], Jobs]
 
 
 @dataclass(frozen=True)
 class Family:
-    """One format: how it is known, and how its jobs are read."""
+    """One format: how it is recognised, and how its jobs are read."""
 
     name: str
-    title: str  #: where it comes from
-    columns: tuple[str, ...]  #: its header must have them; where there is no header, what its fields are
+    title: str  #: its origin
+    columns: tuple[str, ...]  #: columns that its header must have; without a header the names of its fields
     jobs: Reader
-    options: tuple[str, ...] = ()  #: of `throughputs`, `durations` and `join`: those that mean something here
-    own: tuple[str, ...] = ()  #: columns that no other format has: where all of these are there too, it is this one
-    has_jobs: bool = True  #: False: it only completes another table, and is known so that it can be told
+    options: tuple[str, ...] = ()  #: those of `throughputs`, `durations` and `join` that it uses
+    own: tuple[str, ...] = ()  #: columns that only this format has: a file with all of these too is of this format
+    has_jobs: bool = True  #: False: it only completes another table, and is recognised so that an error can say so
 
 
 def each_row(job: Callable[[Row], TraceJob], rows: Callable[[TraceSource, Context], Iterator[Row]] = csv_rows) -> Reader:
-    """A reader for formats with one job a row."""
+    """A reader for formats with one job in each row."""
 
     def jobs(source: TraceSource, context: Context) -> Jobs:
         for row in rows(source, context):
@@ -55,7 +55,7 @@ def plain(
     iterations: str | None = None,
     status: str | None = None,
 ) -> Callable[[Row], TraceJob]:
-    """Reads a job from columns of these names. ``key`` None: it has no ids; ``dated``: submissions may be dates; ``duration`` None: 0."""
+    """A function that reads a job from columns of these names. ``key`` None: no ids; ``dated``: dates are allowed; ``duration`` None: 0."""
 
     def job(row: Row) -> TraceJob:
         return TraceJob(
@@ -76,7 +76,7 @@ def plain(
 
 
 def with_deadline(job: TraceJob, row: Row, column: str) -> TraceJob:
-    """Give a job the strict deadline (absolute, on the clock of its submission) of a column."""
+    """Give a job the strict deadline in a column (absolute, by the clock of its submission)."""
     if row.text(column) is not None:
         after = row.number(column) - job.submitted
         if after > 0:

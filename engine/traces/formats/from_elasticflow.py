@@ -6,7 +6,7 @@ from ..trace import TraceJob
 from .family import Family, each_row, plain, with_deadline
 from .rows import Row
 
-#: model, iterations and deadline are there only in the variant that was made for ElasticFlow
+#: model, iterations and deadline are only in the variant that was made for ElasticFlow
 _ITP = plain("submission_time", "num_gpu", pool="cluster", model="model_name", batch="batch_size", iterations="num_iteration")
 _ELASTICFLOW = plain("submit_time", "num_gpu", model="model_name", batch="batch_size", iterations="iteration")
 

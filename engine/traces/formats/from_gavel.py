@@ -1,6 +1,6 @@
 """Gavel (Narayanan et al., OSDI'20) and Shockwave (Zheng et al., NSDI'23): job types and steps, tab-separated, without a header.
 
-Gavel's files have no durations: steps over the throughput of the job type on that many GPUs.
+Gavel's files have no durations: a duration is the steps divided by the throughput of the job type on that many GPUs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _tabbed(columns: tuple[str, ...]) -> Callable[[TraceSource, Context], Iterat
 def _job(row: Row, arrival: str) -> TraceJob:
     """All but the duration."""
     return TraceJob(
-        key=str(row.index),  # it has no ids
+        key=str(row.index),  # the format has no ids
         submitted=row.number(arrival),
         duration=0.0,
         gpus_min=row.gpus("scale_factor"),
@@ -41,7 +41,7 @@ def _job(row: Row, arrival: str) -> TraceJob:
 
 
 def _with_slo(job: TraceJob, row: Row) -> TraceJob:
-    """Gavel's SLO is a multiple of the duration; -1 is none."""
+    """Add Gavel's SLO, a multiple of the duration; -1 is none."""
     slo = row.number("slo")
     if slo > 0:
         job.demand, job.deadlines, job.rewards = "strict", (slo * job.duration,), (100.0,)

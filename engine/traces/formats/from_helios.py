@@ -6,13 +6,13 @@ from ..trace import TraceJob
 from .family import Family, each_row, plain
 from .rows import Drop, Row, shown
 
-#: States of Slurm in which a job has not ended. HeliosData's README lists the five in which one has (COMPLETED, CANCELLED, FAILED,
+#: States of Slurm in which a job has not ended. HeliosData's README lists the five of ended jobs (COMPLETED, CANCELLED, FAILED,
 #: TIMEOUT, NODE_FAIL) and leaves SUSPENDED out of its analysis.
 UNENDED = frozenset({"PENDING", "RUNNING", "SUSPENDED"})
 
 
 def _helios(row: Row) -> TraceJob:
-    """Columns and units are those of HeliosData's README: dates without a zone, duration and queue in seconds, GPUs of the whole job."""
+    """Read a job with columns and units as in HeliosData's README: dates without a zone, durations in seconds, GPUs of the whole job."""
     span = row.span("start_time", "end_time")
     if (row.text("state") or "").upper() in UNENDED:
         raise Drop("no end", f"state: {shown(row.values['state'])}: the job had not ended when the log was taken")
@@ -32,7 +32,7 @@ _LUCID = plain("submit_time", "gpu_num", key=None, dated=True, user="user", pool
 
 
 def _lucid(row: Row) -> TraceJob:
-    """Its Philly table has job names in place of ids."""
+    """Read a job of Lucid; its Philly table has job names instead of ids."""
     key = row.text("job_id") or row.key("jobname")
     job = _LUCID(row)
     job.key = key
@@ -51,6 +51,6 @@ FAMILIES = (
         "Lucid: cluster_full_log.csv",
         ("user", "vc", "gpu_num", "state", "submit_time", "duration"),
         each_row(_lucid),
-        own=("model", "batchsize"),  # who joined Lucid's columns to a table of Helios' has all of those, too
+        own=("model", "batchsize"),  # a Helios table joined with Lucid's columns has all columns of both
     ),
 )

@@ -1,4 +1,4 @@
-"""Plain tables without a system behind them: submission, duration, GPUs."""
+"""Plain tables of no particular system: submission, duration, GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Alibaba PAI 2020 (Weng et al., NSDI'22): the published task and job tables, which have no header, and its simulator's table."""
+"""Alibaba PAI 2020 (Weng et al., NSDI'22): the published task and job tables without headers, and its simulator's table."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ STATES = frozenset({"terminated", "failed", "running", "waiting", "interrupted"}
 
 @dataclass(slots=True)
 class _Job:
-    """A job as its tasks tell it."""
+    """A job, put together from its tasks."""
 
-    row: Row  #: of its first task; its values get those of the others
+    row: Row  #: the row of its first task, to which values of the others are added
     tasks: int = 0
     gpus: float = 0.0
     began: float | None = None
@@ -29,7 +29,7 @@ class _Job:
 
 
 def looks_like(fields: Sequence[str], columns: Sequence[str]) -> bool:
-    """Whether a first line without a header is of this table."""
+    """Whether a first line, which is no header, belongs to this table."""
     return len(fields) == len(columns) and fields[3].strip().lower() in STATES
 
 
@@ -37,7 +37,7 @@ def _tasks(source: TraceSource, context: Context) -> Jobs:
     submissions = _submissions(context)
     gathered = _gather(_rows(source, context, TASK), context)
     for name in list(gathered):
-        job = gathered.pop(name)  # a million of them need not be there twice
+        job = gathered.pop(name)  # so that a million of them are not in memory twice
         try:
             yield job.row.line, _finish(name, job, submissions, context)
         except Drop as drop:
@@ -50,7 +50,7 @@ def _rows(source: TraceSource, context: Context, columns: Sequence[str]) -> Iter
 
 
 def _gather(rows: Iterator[Row], context: Context) -> dict[str, _Job]:
-    """Tasks by job; a task that cannot be read is dropped, with the job when it was the only one."""
+    """Jobs from their tasks; an unreadable task is dropped, and its job too if it was the only one."""
     jobs: dict[str, _Job] = {}
     for row in rows:
         try:
@@ -77,7 +77,7 @@ def _gather(rows: Iterator[Row], context: Context) -> dict[str, _Job]:
 
 
 def _gpus(row: Row) -> float:
-    """plan_gpu is per cent of one GPU for each instance. It is empty where a task needs none: then their number means nothing."""
+    """GPUs of a task. plan_gpu is per cent of one GPU for each instance, and empty if the task needs none, whatever its instances."""
     percent = 0.0 if row.text("plan_gpu") is None else row.number("plan_gpu")
     if not percent:
         return 0.0
@@ -88,7 +88,7 @@ def _gpus(row: Row) -> float:
 
 
 def _moment(row: Row, column: str) -> float | None:
-    """None where nothing is known: the field is empty, or 0, which the publisher's notebook (analysis/utils.py) takes for the same."""
+    """A time; None if unknown: the field is empty, or 0, which the publisher's notebook (analysis/utils.py) treats in the same way."""
     return (None if row.text(column) is None else row.number(column)) or None
 
 
@@ -124,7 +124,7 @@ def _finish(name: str, job: _Job, submissions: dict[str, Row], context: Context)
 
 
 def _submissions(context: Context) -> dict[str, Row]:
-    """Rows of the job table by job, which tells the submissions and the users."""
+    """Rows of the job table, which has the submissions and users, by job."""
     if context.join is None:
         return {}
     source = TraceSource(context.join)
@@ -149,9 +149,9 @@ def _job_table(source: TraceSource, _: Context) -> Jobs:
 
 
 def _simulated(row: Row) -> TraceJob:
-    """num_gpu is in GPUs of one instance, a fraction where it shares one: its scheduler starts a job when num_inst times that is idle.
+    """Read a job. num_gpu is the GPUs of one instance, a fraction if it shares one: a job starts when num_inst times that is idle.
 
-    What is empty is 0 GPUs and 1 instance to its simulator (utils.py).
+    For PAI's simulator (utils.py) empty fields mean 0 GPUs and 1 instance.
     """
     instances = row.optional("num_inst")
     return TraceJob(

@@ -1,4 +1,4 @@
-"""Microsoft Philly: the published JSON and the tables that others have made of it.
+"""Microsoft Philly: the published JSON, and the tables that others have made from it.
 
 Jeon et al., "Analysis of Large-Scale Multi-Tenant GPU Clusters for DNN Training Workloads", ATC'19.
 """
@@ -37,7 +37,7 @@ class _Job(msgspec.Struct):
 
 
 def _log(source: TraceSource, context: Context) -> Jobs:
-    """cluster_job_log: an array of jobs. Its 'lines' are positions in that array, from 1."""
+    """Read cluster_job_log, an array of jobs. Its 'lines' are positions in that array, from 1."""
     try:
         entries = msgspec.json.decode(source.bytes(LARGEST_JSON), type=list[msgspec.Raw])
     except (msgspec.DecodeError, RecursionError) as error:
@@ -73,7 +73,7 @@ def _of_log(entry: msgspec.Raw, line: int, context: Context) -> TraceJob:
 
 
 def _run_time(job: _Job) -> float:
-    """Seconds that its attempts ran, retries included: that is what the cluster spent on it."""
+    """Seconds that its attempts ran, retries included: the time that the cluster spent on it."""
     started = [attempt for attempt in job.attempts if attempt.start_time not in (None, "", "None")]
     if not started:
         raise Drop("never started", f"job {shown(job.jobid)}: none of its {len(job.attempts)} attempts started")
@@ -82,7 +82,7 @@ def _run_time(job: _Job) -> float:
     total = 0.0
     for attempt in started:
         if attempt.end_time in (None, "", "None"):
-            continue  # an attempt whose end was lost; the next one began after it
+            continue  # the end of this attempt was lost, but a later one began
         began, ended = parse_moment("start_time", attempt.start_time)[1], parse_moment("end_time", attempt.end_time)[1]
         if ended < began:
             raise Drop("end before start", f"job {shown(job.jobid)}: an attempt ends before it starts")
@@ -91,7 +91,7 @@ def _run_time(job: _Job) -> float:
 
 
 def _gpus(job: _Job) -> int:
-    """GPUs of the first attempt that was placed; attempts of a job ask for the same."""
+    """GPUs of the first attempt that was placed; all attempts of a job ask for the same."""
     for attempt in job.attempts:
         if found := sum(len(node.gpus) for node in attempt.detail or []):
             return found

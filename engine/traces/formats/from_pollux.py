@@ -1,7 +1,7 @@
 """Workloads without durations: Pollux's (Qiao et al., OSDI'21) and Titan's (Gao et al., SoCC'22).
 
-Their jobs run until a model has converged; how long that takes on what a job asks for must be told in a table of durations. Of Titan's the
-author's own tables tell it on any number of GPUs, where they lie beside the file: see `titan_tables`.
+Their jobs run until a model has converged; a table of durations must say how long that takes on the requested GPUs. For Titan's jobs the
+author's own tables, if they are beside the file, say it for any number of GPUs: see `titan_tables`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _pollux(row: Row) -> TraceJob:
 
 
 def _titan(row: Row) -> TraceJob:
-    """As rigid as it asks to be where its duration is told; elastic from one GPU on where the author's tables tell it."""
+    """Read a job: rigid if a table of durations is given; elastic from one GPU on with the author's tables."""
     job = _TITAN_JOB(row)
     job.stop = "performance" if row.text("target_metric") else None
     if row.context.durations is not None or row.context.fine_tuning is None:

@@ -1,6 +1,6 @@
-"""Our own table: what `stoker trace export` writes, so that a trace can be kept, edited and read again without loss.
+"""Stoker's own table, which `stoker trace export` writes: a trace can be kept, edited and read again without loss.
 
-The first line is a comment with what holds for the whole trace; then a header with the columns of `trace_jobs`, and a row a job.
+The first line is a comment with the data of the whole trace; then come a header with the columns of `trace_jobs`, and a row for each job.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STOPS, SCALES = ("iterations", "performance"), ("small", "medium", "large")
 
 
 class _About(msgspec.Struct):
-    """What the first line tells; format, source and digest are those of the file that is read."""
+    """The data in the first line; format, source and digest are taken from the file that is read."""
 
     name: str | None = None
     starts_at: float | None = None
@@ -36,13 +36,13 @@ def write(trace: Trace, file: IO[str]) -> None:
     """Write the trace; ``file`` must be opened with ``newline=""``."""
     about = _About(trace.name, trace.starts_at, trace.dropped, trace.repaired, trace.recipe)
     file.write(f"{MARK}{msgspec.json.encode(about).decode()}\r\n")
-    writer = csv.writer(file, lineterminator="\r\n")  # with "\n" alone it would not quote a "\r" in a name
+    writer = csv.writer(file, lineterminator="\r\n")  # with only "\n" it would not quote a "\r" in a name
     writer.writerow(COLUMNS)
     writer.writerows(_fields(trace.jobs))
 
 
 def _fields(jobs: Iterable[TraceJob]) -> Iterator[list[str]]:
-    """None is an empty field; tuples are numbers with blanks between them; ``repr`` gives back the same float."""
+    """The fields of jobs. None is an empty field; tuples are numbers with blanks between them; ``repr`` keeps a float exactly."""
     for job in jobs:
         yield [_field(getattr(job, column)) for column in COLUMNS]
 
@@ -74,7 +74,7 @@ def _jobs(source: TraceSource, context: Context) -> Jobs:
 
 
 def _joined(lines: Numbered, columns: int) -> Numbered:
-    """Lines, those of one row put together: in a name here a line may break, and then the name stands in quotes."""
+    """Lines, with those of one row joined: a name may contain a line break, and is quoted then."""
     ahead: deque[tuple[int, str]] = deque()
     both = _first(ahead, lines)
     for number, text in both:
@@ -94,15 +94,15 @@ def _first(ahead: deque[tuple[int, str]], lines: Numbered) -> Numbered:
 
 
 def _opens(text: str) -> bool:
-    """Whether a quote is left open: those within a quoted field are doubled."""
+    """Whether a quote is left open; quotes within a quoted field are doubled."""
     return text.count('"') % 2 == 1
 
 
 def _whole(text: str, taken: list[tuple[int, str]], lines: Numbered, columns: int) -> str | None:
-    """The line with those up to the one that closes its quote; None where that is no row.
+    """The line, joined with the next ones up to the closing quote; None if that is no row.
 
-    Another quote may stray hundreds of rows further on, and what lies between them is no name: that is so where two of the lines have
-    the separators of a row. ``taken`` gets the lines that were read for this.
+    A stray quote may find its counterpart hundreds of rows later, and the text between is no name: this is assumed if two of the lines
+    have the separators of a row. ``taken`` gets the lines that were read for this.
     """
     parts, length, rows = [text], len(text), int(_has_all(text, columns))
     for number, more in lines:
@@ -163,7 +163,7 @@ def _job(row: Row) -> TraceJob:
 
 
 def _word(row: Row, column: str) -> str | None:
-    """As it stands: a user may be called None."""
+    """The text as it is: a user may be called None."""
     return row.values.get(column) or None
 
 
@@ -185,7 +185,7 @@ def _integer(row: Row, column: str) -> int | None:
 
 
 def _spared(row: Row, column: str, least: int, most: int) -> int | None:
-    """A whole number that a job can do without: what is none is left out and counted as repaired."""
+    """An optional whole number: a wrong one is left out and counted as repaired."""
     try:
         number = _integer(row, column)
     except Drop as drop:

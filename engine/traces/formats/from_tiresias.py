@@ -1,4 +1,4 @@
-"""Tiresias' table and the two that grew from it: Muri's in milliseconds, Chronus' in minutes."""
+"""Tiresias' table and two derived ones: Muri's in milliseconds, Chronus' in minutes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _scaled(row: Row, unit: float) -> TraceJob:
 
 
 def _muri(row: Row) -> TraceJob:
-    """Gu et al. use times in ms as ints: 1534000 is 1534 s."""
+    """Read a job of Muri, whose times are integers in ms: 1534000 is 1534 s."""
     job = _scaled(row, MILLISECOND)
     job.batch_size = row.count("batch_size")
     job.priority = row.count("priority", SMALL) or 0
@@ -29,7 +29,7 @@ def _muri(row: Row) -> TraceJob:
 
 
 def _chronus(row: Row) -> TraceJob:
-    """Gao et al., SoCC'21: minutes throughout; the user is the virtual cluster."""
+    """Read a job of Chronus (Gao et al., SoCC'21): all times are in minutes; the user is the virtual cluster."""
     job = _scaled(row, MINUTE)
     job.user_name = job.pool = row.text("user")
     kind = row.text("job_type") or ("best" if row.text("best_effort") == "1" else "strict")
@@ -45,7 +45,7 @@ def _chronus(row: Row) -> TraceJob:
 
 
 def _steps(row: Row) -> list[tuple[float, float]]:
-    """Deadlines (s from the submission) and rewards; values are scaled so that the largest is 100, as rewards are here."""
+    """Deadlines (s from the submission) and rewards: values are scaled so that the largest is 100, as in Stoker."""
     after = _list(row, "expect_time_list")
     values = _list(row, "expect_value_list")
     if len(after) != len(values):

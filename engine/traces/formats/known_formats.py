@@ -1,4 +1,4 @@
-"""The formats by name, and which of them a file is."""
+"""The formats by name, and the recognition of a file's format."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .rows import Splitter, TraceSource, header
 _MODULES = (philly, helios, pai, pollux, gavel, tiresias, elasticflow, neutral, stoker)
 FAMILIES: dict[str, Family] = {family.name: family for module in _MODULES for family in module.FAMILIES}
 _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
-IMPORTED = tuple(name for name, family in FAMILIES.items() if family.has_jobs)  #: those that a trace can be read from
+IMPORTED = tuple(name for name, family in FAMILIES.items() if family.has_jobs)  #: formats from which a trace can be read
 
 
 def choose(source: TraceSource, name: str | None) -> Family:
-    """The format of that name, else the one that the file's first line shows; ValueError says what is known and what is lacking."""
+    """The format with this name, else that of the file's first line; ValueError lists the known formats or the missing columns."""
     if name is not None and name not in FAMILIES:
         near = difflib.get_close_matches(name, IMPORTED, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
@@ -40,14 +40,14 @@ def choose(source: TraceSource, name: str | None) -> Family:
 
 
 def _without_header(head: str) -> Family | None:
-    """Formats that are known by something other than column names."""
+    """The format of a file without a header; None: unknown."""
     if head.startswith(stoker.MARK):
         return FAMILIES["stoker"]
     if head.lstrip()[:1] in ("[", "{"):
         return FAMILIES["philly"]
     tabs = head.rstrip("\r\n").split("\t")
     for name in ("gavel", "shockwave"):
-        if len(tabs) == len(FAMILIES[name].columns) and not _fitting(header(tabs)):  # else it is another's table, with tabs
+        if len(tabs) == len(FAMILIES[name].columns) and not _fitting(header(tabs)):  # else it is a table of another format with tabs
             return FAMILIES[name]
     fields = head.rstrip("\r\n").split(",")
     for name in ("pai", "pai-jobs"):
@@ -61,7 +61,7 @@ def _columns(head: str) -> list[str]:
 
 
 def _given(source: TraceSource, there: list[str], name: str) -> Family:
-    """The format that was asked for, if the file can be of it."""
+    """The requested format, if the file can have it."""
     family = FAMILIES[name]
     if family in pai.HEADLESS and len(there) == len(family.columns):
         return family
@@ -72,7 +72,7 @@ def _given(source: TraceSource, there: list[str], name: str) -> Family:
 
 
 def _by_header(source: TraceSource, there: list[str]) -> Family:
-    """The format all of whose columns are there; of several the one whose own columns are there too, else the one that asks for most."""
+    """The format all of whose columns the header has; of several the one with its own columns too, else the one with most columns."""
     fitting = _fitting(there)
     if fitting:
         return max(fitting, key=lambda family: (bool(family.own) and set(family.own) <= set(there), len(family.columns)))
@@ -88,19 +88,19 @@ def _fitting(there: list[str]) -> list[Family]:
 
 
 def _refuse_separator(source: TraceSource, head: str, there: list[str]) -> None:
-    """What stands between the fields is a comma, but for Gavel's and Shockwave's tabs."""
+    """Raise ValueError for a wrong separator: fields are separated by commas, or by tabs in Gavel's and Shockwave's files."""
     for mark, name in _SEPARATORS.items():
         if len(Splitter(mark).split(head) or []) > max(len(there), 1):
             raise ValueError(f"{source.path}: its first line has {name} between the fields: write the table with commas in place of them")
 
 
 def _likeness(family: Family, there: list[str]) -> tuple[float, int]:
-    """Share of the format's columns that are there, and how many these are."""
+    """Share and number of the format's columns that the header has."""
     common = len(set(family.columns) & set(there))
     return common / len(family.columns), common
 
 
 def _some(columns: list[str]) -> str:
-    """Column names as they can be shown in one line, whatever they are."""
+    """Any column names in one line that can be shown."""
     text = ", ".join("".join(c if c.isprintable() else "?" for c in column)[:30] for column in columns[:15])
     return f"{text[:200]}{', …' if len(columns) > 15 or len(text) > 200 else ''}"

@@ -1,4 +1,4 @@
-"""Tables beside a trace, for formats that leave durations or throughputs to them."""
+"""Tables beside a trace, for formats without durations or throughputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Throughputs:
 
 @dataclass(frozen=True)
 class Durations:
-    """Seconds by the columns that the table has."""
+    """Seconds, by the columns of the table."""
 
     path: Path
     columns: tuple[str, ...]

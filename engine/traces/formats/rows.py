@@ -1,4 +1,4 @@
-"""Reading for every format: bounded lines of a plain or gzipped file, rows with typed columns, and the tally of what was odd."""
+"""Reading for every format: lines of limited length from a plain or gzipped file, rows with typed columns, and the tally of odd rows."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from .titan_tables import FineTuning
 
 LONGEST_LINE = 1 << 20  #: characters; a longer line is no table
 LONGEST_JOB = 1e9  #: seconds, 30 years; the longest public job ran for two months
-LATEST_SECOND = 1e11  #: seconds, 3000 years: larger is in milliseconds, or nonsense
+LATEST_SECOND = 1e11  #: seconds, 3000 years: a larger number is in milliseconds, or nonsense
 MOST_GPUS = 1_000_000
-LARGEST_COUNT = 10**15  #: of iterations and batch sizes; a float counts exactly up to here
-SMALL, BIG = 2**31 - 1, 2**63 - 1  #: of INTEGER and BIGINT columns
-NOTHING = frozenset({"", "none", "null", "nan", "nat", "n/a"})  #: what the sources write for no value
+LARGEST_COUNT = 10**15  #: of iterations and batch sizes; a float is exact up to here
+SMALL, BIG = 2**31 - 1, 2**63 - 1  #: largest values of INTEGER and BIGINT columns
+NOTHING = frozenset({"", "none", "null", "nan", "nat", "n/a"})  #: texts for no value in the sources
 LONGEST_NOTHING = 4
 
-#: Marks with which a text begins that is not UTF-8; the one of UTF-32 begins with the one of UTF-16.
+#: Byte order marks of texts that are not UTF-8; the one of UTF-32 begins with the one of UTF-16.
 BYTE_ORDER = {codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32", codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}
 GZIP, ZIP, TAR, TAR_MARK_AT = b"\x1f\x8b", b"PK\x03\x04", b"ustar", 257  #: how files begin, and where a tar archive says that it is one
 
-EPOCH = datetime.datetime.fromisoformat("1970-01-01")  #: UTC, as dates without a zone are
-#: Seconds. A date from outside is a slip: one of them in the year 1 would make a trace of 2000 years.
+EPOCH = datetime.datetime.fromisoformat("1970-01-01")  #: UTC, like all dates without a zone
+#: Seconds. A date outside this range is a slip: one in the year 1 would make a trace of 2000 years.
 FIRST_DATE = (datetime.datetime.fromisoformat("2000-01-01") - EPOCH).total_seconds()
 LAST_DATE = (datetime.datetime.fromisoformat("2101-01-01") - EPOCH).total_seconds()
 
-Progress = Callable[[int, int], None]  #: bytes read, of so many
+Progress = Callable[[int, int], None]  #: called with bytes read and bytes in all
 Numbered = Iterator[tuple[int, str]]  #: lines with their numbers, from 1
 
 
 class Drop(Exception):
-    """This row cannot be a job: the reason to count it under, and what stood there."""
+    """A row cannot be a job: the reason under which it is counted, and the wrong text."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(reason)
@@ -60,7 +60,7 @@ class Tally:
     strict: bool = False
     dropped: dict[str, int] = field(default_factory=dict)
     repaired: dict[str, int] = field(default_factory=dict)
-    first: dict[str, str] = field(default_factory=dict)  #: reason to "line 17: what stood there"
+    first: dict[str, str] = field(default_factory=dict)  #: reason to "line 17: the wrong text"
     _pending: list[tuple[int, str, str]] = field(default_factory=list)  #: repairs of a row that may still be dropped
 
     def drop(self, line: int, reason: str, detail: str = "") -> None:
@@ -71,17 +71,17 @@ class Tally:
         self._pending.clear()
 
     def repair(self, line: int, reason: str, detail: str = "") -> None:
-        """Counted once the row is kept."""
+        """Note a repair, which is counted once the row is kept."""
         self._pending.append((line, reason, detail))
 
     def add(self, other: Tally, where: str) -> None:
-        """What was dropped of another file, under its reason and ``where``."""
+        """Add the drops of another file, under their reasons followed by ``where``."""
         for reason, count in other.dropped.items():
             self.dropped[reason + where] = count
             self.first.setdefault(reason + where, other.first[reason])
 
     def keep(self) -> None:
-        """The row is a job: its repairs count."""
+        """Count the repairs of the row, as it is a job."""
         for line, reason, detail in self._pending:
             self.repaired[reason] = self.repaired.get(reason, 0) + 1
             self.first.setdefault(reason, f"line {line}: {detail or reason}")
@@ -90,7 +90,7 @@ class Tally:
 
 @dataclass
 class Context:
-    """What the reading of one file goes by, and what it found out."""
+    """Settings for the reading of one file, and its findings."""
 
     tally: Tally
     cpu_jobs: bool = False
@@ -98,14 +98,14 @@ class Context:
     durations: Durations | None = None
     join: Path | None = None
     fine_tuning: FineTuning | None = None
-    dated: bool | None = None  #: submissions are dates (True) or seconds (False); None: none was read yet
-    starts_at: float | None = None  #: where the format tells it by itself
+    dated: bool | None = None  #: submissions are dates (True) or seconds (False); None: none has been read yet
+    starts_at: float | None = None  #: start of the trace, if the format has it
     recipe: dict[str, object] | None = None
     name: str | None = None
 
 
 class Repeated:
-    """One string for each value that stands in a column again and again: a million rows have a handful of models, but a million strings."""
+    """Shares one string among equal values of a column: a million rows have a handful of models, but would hold a million strings."""
 
     MOST = 256  #: different values of a column that are remembered
 
@@ -113,7 +113,7 @@ class Repeated:
         self._seen: defaultdict[str, dict[str, str]] = defaultdict(dict)
 
     def shared(self, values: Iterable[tuple[str, str]]) -> dict[str, str]:
-        """The values by their columns."""
+        """Values by column, with shared strings."""
         known, most = self._seen, self.MOST
         return {
             column: seen.setdefault(value, value) if len(seen := known[column]) < most else seen.get(value, value)
@@ -121,8 +121,8 @@ class Repeated:
         }
 
 
-class Row(msgspec.Struct, gc=False):  # nothing that it holds knows of it
-    """One row; what its columns hold is converted on request, and what does not fit drops or repairs the row."""
+class Row(msgspec.Struct, gc=False):  # it is in no reference cycle
+    """One row; its columns are converted on request, and a wrong value drops or repairs the row."""
 
     line: int
     values: dict[str, str]
@@ -149,7 +149,7 @@ class Row(msgspec.Struct, gc=False):  # nothing that it holds knows of it
         return number
 
     def optional(self, column: str, most: int = LARGEST_COUNT) -> float | None:
-        """A column that a job can do without: what is no number from 0 to ``most`` is left out and counted as repaired."""
+        """An optional column: a value that is no number from 0 to ``most`` is left out and counted as repaired."""
         if self.text(column) is None:
             return None
         try:
@@ -170,7 +170,7 @@ class Row(msgspec.Struct, gc=False):  # nothing that it holds knows of it
         return self.whole_gpus(self.number(column), column)
 
     def whole_gpus(self, number: float, column: str) -> int:
-        """GPUs as the simulator counts them: whole ones. No GPU is a CPU job."""
+        """Whole GPUs, as in the simulator. A job without GPUs is a CPU job."""
         if not 0 <= number <= MOST_GPUS:
             raise Drop("GPUs out of range", f"{column}: {number:g} is not between 0 and {MOST_GPUS}")
         if number == 0:
@@ -184,7 +184,7 @@ class Row(msgspec.Struct, gc=False):  # nothing that it holds knows of it
         return whole
 
     def moment(self, column: str) -> float:
-        """A submission: a date (UTC unless it says otherwise; epoch seconds) or seconds; all rows of a file must agree."""
+        """A submission in seconds: a date (UTC without a zone; s since the epoch) or a number; all rows of a file must agree."""
         dated, at = parse_moment(column, self.text(column))
         if self.context.dated is None:
             self.context.dated = dated
@@ -209,7 +209,7 @@ class Row(msgspec.Struct, gc=False):  # nothing that it holds knows of it
 
 
 def finite(value: str) -> float | None:
-    """The number that it is, None when it is none; Python would take 1_000, too."""
+    """The text as a finite number, None if it is none; 1_000, which Python accepts, is none."""
     try:
         number = float(value)
     except ValueError:
@@ -233,21 +233,21 @@ def parse_moment(column: str, value: str | None) -> tuple[bool, float]:
 
 
 def shown(value: str) -> str:
-    """What stood there, short enough for a line."""
+    """A wrong text, shortened to fit into a line."""
     return repr(value if len(value) <= 40 else value[:37] + "...")
 
 
 class TraceSource:
-    """A file, plain or gzipped whatever its name says, read as lines of text that are never longer than `LONGEST_LINE`."""
+    """A file, plain or gzipped whatever its name, read as lines of text up to `LONGEST_LINE`."""
 
     def __init__(self, path: Path, progress: Progress | None = None) -> None:
         self.path = path
         self.progress = progress
         self.size = path.stat().st_size
-        self.escaped: set[int] = set()  #: numbers of the lines that were read with bytes that are not UTF-8
+        self.escaped: set[int] = set()  #: numbers of the lines with bytes that are not UTF-8
 
     def bytes(self, most: int) -> bytes:
-        """All of it unpacked; ValueError when that is more than ``most``."""
+        """The whole file unpacked; ValueError if that is more than ``most`` bytes."""
         with open(self.path, "rb") as raw, _gzip_errors(self.path):
             found = _unpacked(raw, self.path).read(most + 1)
         if len(found) > most:
@@ -255,9 +255,9 @@ class TraceSource:
         return found
 
     def lines(self) -> Iterator[str]:
-        """Lines with their ends, a byte order mark taken off; ValueError for damaged gzip data and lines without end.
+        """Lines with their line ends, without a byte order mark; ValueError for damaged gzip data and endless lines.
 
-        Bytes that are not UTF-8 become ``\\xNN``: ids that differ in one of them are still two.
+        Bytes that are not UTF-8 become ``\\xNN``, so that ids which differ in one of them stay different.
         """
         with open(self.path, "rb") as raw, _gzip_errors(self.path):
             text = io.TextIOWrapper(_unpacked(raw, self.path), encoding="utf-8-sig", errors="surrogateescape", newline="")
@@ -296,7 +296,7 @@ def _gzip_errors(path: Path) -> Iterator[None]:
 
 
 def _unpacked(raw: io.BufferedReader, path: Path) -> io.BufferedReader[Any]:
-    """The stream, through gzip when it begins like gzip; ValueError for an archive: Philly, Helios and PAI are published as such."""
+    """The stream, unpacked if it begins like gzip; ValueError for an archive, as which Philly, Helios and PAI are published."""
     stream: io.BufferedReader[Any] = io.BufferedReader(cast(io.RawIOBase, gzip.GzipFile(fileobj=raw))) if raw.peek(2)[:2] == GZIP else raw
     head = stream.peek(TAR_MARK_AT + len(TAR))
     if head.startswith(ZIP) or head[TAR_MARK_AT:].startswith(TAR):
@@ -307,7 +307,7 @@ def _unpacked(raw: io.BufferedReader, path: Path) -> io.BufferedReader[Any]:
 
 
 def _other_encoding(head: bytes) -> str | None:
-    """The encoding of a text that is not UTF-8, where its first bytes tell: a mark, or every other one 0, as in UTF-16 of Latin letters."""
+    """The encoding of a text that is not UTF-8, by its first bytes: a mark, or every second byte 0, as in UTF-16 of Latin letters."""
     if (marked := next((name for mark, name in BYTE_ORDER.items() if head.startswith(mark)), None)) is not None:
         return marked
     even, odd = any(head[:16:2]), any(head[1:16:2])
@@ -322,11 +322,11 @@ def csv_rows(
     skip: int = 0,
     joined: Callable[[Numbered, int], Numbered] | None = None,
 ) -> Iterator[Row]:
-    """The rows of a table as `Row`; ``columns`` where the file has no header, ``skip`` lines at its start that are no rows.
+    """The rows of a table as `Row`; ``columns`` if the file has no header, ``skip`` lines at its start that are no rows.
 
-    Every line is a row: none of the published formats has a field with a line break in it, so that a quote that is opened and not closed
-    costs its own line and no other. ``joined`` makes one line of several where a format may have such fields (`stoker`); it is told how
-    many columns there are. Rows with other than their number of fields are dropped.
+    Every line is a row: no published format has a field with a line break, so an open quote spoils only its own line. For a format that
+    may have such fields (`stoker`), ``joined`` joins several lines into one; it gets the number of columns. Rows with another number of
+    fields are dropped.
     """
     lines, split = source.numbered(), Splitter(delimiter).split
     for _ in range(skip):
@@ -359,7 +359,7 @@ def _is_no_blank(numbered: tuple[int, str]) -> bool:
 
 
 class Splitter:
-    """The fields of lines, each a row of its own. There is one reader for all of them: to make one takes half as long as to use it."""
+    """Splits lines, each of which is a row, into fields. It has one CSV reader for all, as making one takes half as long as using it."""
 
     def __init__(self, delimiter: str = ",") -> None:
         self._delimiter = delimiter
@@ -367,19 +367,19 @@ class Splitter:
         self._reader = csv.reader(iter(self._given.pop, None), delimiter=delimiter, strict=True)
 
     def split(self, line: str) -> list[str] | None:
-        """[] of a blank line, None where it is not CSV."""
-        if '"' not in line:  # then CSV means no more than this, which takes half as long
+        """The fields of a line; [] for a blank line, None if it is not CSV."""
+        if '"' not in line:  # this is enough then, and takes half as long
             bare = line.rstrip("\r\n")
             return bare.split(self._delimiter) if bare else []
         self._given.append(line)
         try:
             return next(self._reader)
-        except (csv.Error, IndexError):  # IndexError: a quote is open, so that it asked for another line
+        except (csv.Error, IndexError):  # IndexError: a quote is open, so the reader wants another line
             return None
 
 
 def _refuse_doubles(source: TraceSource, columns: Sequence[str]) -> None:
-    """Of two columns of one name only one could be read, and nobody can tell which is right. Nameless ones mean nothing to any format."""
+    """Raise ValueError for two columns of one name, as it is unclear which one to read. Nameless columns are ignored."""
     seen: set[str] = set()
     for name in filter(None, columns):
         if name in seen:
@@ -388,5 +388,5 @@ def _refuse_doubles(source: TraceSource, columns: Sequence[str]) -> None:
 
 
 def header(fields: Sequence[str]) -> list[str]:
-    """Column names as formats know them."""
+    """Column names in the form that formats use."""
     return [name.strip().lower() for name in fields]

@@ -1,4 +1,4 @@
-"""Tables that complete a trace without durations: throughputs of job types (Gavel's), or durations of jobs or models."""
+"""Tables that complete a trace without durations: throughputs of job types (Gavel), or durations of jobs or models."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .titan_tables import CURVES, SPEEDS
 
 T = TypeVar("T")
 LARGEST_TABLE = 1 << 28  #: bytes unpacked
-DURATION_KEYS = ("key", "model", "num_gpus", "batch_size")  #: columns by which a table of durations may be asked
+DURATION_KEYS = ("key", "model", "num_gpus", "batch_size")  #: columns by which a duration can be looked up
 
 
 def steps_per_second(row: Row, model: str, gpus: int) -> float:
-    """The throughput of a job type; ValueError when there is no table at all."""
+    """The throughput of a job type; ValueError without a table."""
     table = row.context.throughputs
     if table is None:
         raise ValueError(
@@ -34,7 +34,7 @@ def steps_per_second(row: Row, model: str, gpus: int) -> float:
 
 
 def duration_of(job: TraceJob, row: Row) -> float:
-    """The duration of a job; ValueError when there is no table at all."""
+    """The duration of a job; ValueError without a table."""
     table = row.context.durations
     if table is None:
         raise ValueError(
@@ -51,7 +51,7 @@ def duration_of(job: TraceJob, row: Row) -> float:
 
 
 def read_durations(path: Path) -> Durations:
-    """A CSV with ``duration`` and one or more of `DURATION_KEYS`; ValueError names the line that cannot be read."""
+    """Read a CSV with ``duration`` and some of `DURATION_KEYS`; ValueError names an unreadable line."""
     source = TraceSource(path)
     names = header(source.head().split(","))
     columns = tuple(name for name in DURATION_KEYS if name in names)
@@ -69,7 +69,7 @@ def _plain(row: Row, column: str) -> str:
 
 
 def _strictly(row: Row, read: Callable[[Row], T]) -> T:
-    """In these tables nothing is dropped: a row that is no row is an error."""
+    """Read a row of such a table, in which a wrong row is an error and not dropped."""
     try:
         return read(row)
     except Drop as drop:
@@ -77,7 +77,7 @@ def _strictly(row: Row, read: Callable[[Row], T]) -> T:
 
 
 def read_throughputs(path: Path, worker: str) -> Throughputs:
-    """Gavel's table, as JSON or flattened to CSV, jobs alone on GPUs of ``worker``."""
+    """Read Gavel's table, as JSON or flattened to CSV, for jobs alone on GPUs of type ``worker``."""
     head = TraceSource(path).head().lstrip()
     rates = _json_rates(path) if head.startswith("{") else _csv_rates(path)
     of_worker = {(model, gpus): rate for (kind, model, gpus), rate in rates.items() if kind == worker}

@@ -1,7 +1,7 @@
-"""The tables that Titan's author publishes beside its workloads: how fast models train, and how they learn, alone and by transfer.
+"""The tables that Titan's author publishes beside its workloads: training speeds and learning curves of models, alone and by transfer.
 
-They stand in the folder of the workload, or in the one above: ``transfer_curves.csv.gz`` (or ``.csv``), and ``fminfo/`` with a folder for
-each kind of GPU.
+They are in the folder of the workload, or in its parent: ``transfer_curves.csv.gz`` (or ``.csv``), and ``fminfo/`` with a folder for each
+kind of GPU.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 from ....policies.ymir.step_times import StepTimes
 
 CURVES, SPEEDS = ("transfer_curves.csv.gz", "transfer_curves.csv"), "fminfo"
-MOST_EPOCHS = 10.0  #: epochs after which a job ends that never reaches its target, as all of the author's curves do
+MOST_EPOCHS = 10.0  #: epochs of a job that never reaches its target, the length of all the author's curves
 GPUS_PER_NODE = 4  #: GPUs of each of the author's nodes
-MOST_GPUS = 64  #: that the tables know
+MOST_GPUS = 64  #: largest number of GPUs in the tables
 _ROUNDING = 1e-5
 
-#: Samples of the training sets (002 Table 3.3; of WNLI to QQP parts, as the author has them).
+#: Samples of the training sets (002 Table 3.3; of WNLI to QQP only the author's parts).
 SAMPLES = {
     "wnli": 159, "rte": 623, "mrpc": 917, "stsb": 1438, "sst2": 16838, "qnli": 26186, "qqp": 90962, "mnli": 98176, "snli": 137344,
     "Bingsu#Cat_and_Dog": 8000, "frgfm#imagenette": 9469, "cifar100": 50000, "fashion_mnist": 60000, "mnist": 60000, "food101": 75750,
@@ -36,7 +36,7 @@ _Curve = list[tuple[float, float]]  #: (epoch, metric)
 
 
 class TaskKind(NamedTuple):
-    """Jobs that are alike: one data set, trained in one way up to one target."""
+    """A kind of similar jobs: one data set, trained in one way up to one target."""
 
     backbone: str
     task: str
@@ -58,7 +58,7 @@ class _Curves:
 
 
 class FineTuning:
-    """The tables, and the kinds of jobs that were asked for, which is what a trace keeps of them (`recipe`)."""
+    """The tables, and the kinds of jobs looked up in them, which the trace keeps (`recipe`)."""
 
     def __init__(self, folder: Path, gpu_type: str) -> None:
         self.folder = folder
@@ -78,27 +78,27 @@ class FineTuning:
         return self._curves
 
     def name_of(self, kind: TaskKind) -> str:
-        """The model of a kind: its application, numbered where several kinds have the same."""
+        """The model name of a kind: its application, numbered if several kinds have the same."""
         if kind not in self._kinds:
             same = sum(other.application == kind.application for other in self._kinds)
             self._kinds[kind] = kind.application if not same else f"{kind.application}#{same + 1}"
         return self._kinds[kind]
 
     def speeds(self, backbone: str) -> tuple[StepTimes, StepTimes, float]:
-        """Step times on as few nodes as can be and over several, and seconds of a switch of context."""
+        """Step times on as few nodes as possible and over several, and the seconds of a context switch."""
         if backbone not in self._speeds:
             self._speeds[backbone] = _read_speeds(self.gpus, backbone)
         return self._speeds[backbone]
 
     def epochs(self, kind: TaskKind) -> float | None:
-        """Until a kind is at its target, trained as its jobs are; None: never."""
+        """Epochs until a kind reaches its target, trained like its jobs; None: never."""
         for (rate, accumulation), curve in self._alone(kind).items():
             if math.isclose(rate, kind.learning_rate, rel_tol=1e-5) and accumulation == kind.accumulation:
                 return first_epoch(curve, kind.target)
         return None
 
     def fewest_epochs(self, kind: TaskKind) -> float | None:
-        """The same at the best of all settings that the author has tried, of learning rate and accumulation."""
+        """Epochs with the best learning rate and accumulation that the author has tried."""
         reached = [epoch for curve in self._alone(kind).values() if (epoch := first_epoch(curve, kind.target)) is not None]
         return min(reached, default=None)
 
@@ -116,7 +116,7 @@ class FineTuning:
         return (self.epochs(kind) or MOST_EPOCHS) * SAMPLES[kind.task] / self.speeds(kind.backbone)[0].rate(1, kind.batch)
 
     def recipe(self) -> dict[str, Any]:
-        """What the trace depends on beside its file, and what of the tables a simulation needs."""
+        """The data on which the trace depends beside its file, and the parts of the tables that a simulation needs."""
         kinds = list(self._kinds)
         batches = {(one.backbone, one.batch) for one in kinds}
         batches |= {(one.backbone, one.batch + two.batch) for one in kinds for two in kinds if one.backbone == two.backbone}
@@ -143,7 +143,7 @@ class FineTuning:
         }
 
     def _rates(self, backbone: str, batch: int) -> tuple[list[int], list[float], list[float]]:
-        """Numbers of GPUs, and samples a second on as few nodes as can be and over several."""
+        """Numbers of GPUs, and samples a second on as few nodes as possible and over several."""
         near, far, _ = self.speeds(backbone)
         gpus = [n for n in range(1, min(near.most_gpus(batch), MOST_GPUS) + 1) if n <= 4 * GPUS_PER_NODE or n % GPUS_PER_NODE == 0]
         return gpus, [round(near.rate(n, batch), 4) for n in gpus], [round(far.rate(n, batch), 4) for n in gpus]
@@ -169,7 +169,7 @@ class FineTuning:
 
 
 def find_tables(file: Path) -> Path | None:
-    """The folder of the author's tables that a workload belongs to: its own, or the one above; None: they are not there."""
+    """The folder of the author's tables for a workload: its own folder or the parent; None: they are in neither."""
     for folder in (file.absolute().parent, file.absolute().parent.parent):
         if (folder / SPEEDS).is_dir() and any((folder / name).is_file() for name in CURVES):
             return folder
@@ -177,12 +177,12 @@ def find_tables(file: Path) -> Path | None:
 
 
 def first_epoch(curve: _Curve, target: float) -> float | None:
-    """The epoch at whose end a curve is first at its target; None: it never is."""
+    """The first epoch at whose end a curve is at its target; None: it never is."""
     return min((epoch for epoch, value in curve if value >= target - _ROUNDING), default=None)
 
 
 def _table(path: Path, read: Callable[[dict[str, str]], None]) -> None:
-    """Each row of a table of the author's; ValueError names the line that cannot be read."""
+    """Read each row of a table; ValueError names an unreadable line."""
     opened = gzip.open if path.suffix == ".gz" else open
     line = 1
     try:
@@ -229,7 +229,7 @@ def _read_speeds(folder: Path, backbone: str) -> tuple[StepTimes, StepTimes, flo
 
     def scaled(row: dict[str, str]) -> None:
         gpus = int(row["num_replicas"])
-        if gpus > 4 * GPUS_PER_NODE and gpus == GPUS_PER_NODE * int(row["num_nodes"]):  # up to there placements were measured
+        if gpus > 4 * GPUS_PER_NODE and gpus == GPUS_PER_NODE * int(row["num_nodes"]):  # fewer GPUs were measured in each placement
             for table in (near, far):
                 table.update(gpus, round(float(row["local_bsz"])), float(row["step_time"]), float(row["sync_time"]))
 

@@ -66,7 +66,7 @@ class Contention:
 
     def __init__(self, at_work: Callable[[], Mapping[int, Sequence[int]]]) -> None:
         self._at_work = at_work
-        self._seen = Looks()
+        self.seen = Looks()  #: replaced as a whole by each look, so that a reader sees one moment
         self._leave = threading.Event()
         self._random = random.Random(0)
         self._thread = threading.Thread(target=self._run, name="stoker-lock", daemon=True)
@@ -81,11 +81,6 @@ class Contention:
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(1.0)
 
-    @property
-    def seen(self) -> Looks:
-        """Replaced as a whole by each look, so that a reader sees one moment."""
-        return self._seen
-
     def _run(self) -> None:
         delay = RunDelay()
         while True:
@@ -97,14 +92,14 @@ class Contention:
         delay.close()
 
     def _look(self, *, held: bool, crowded: bool) -> None:
-        before = self._seen
+        before = self.seen
         locked, waiting = Counter(before.locked), Counter(before.waiting)
         for stage, threads in self._at_work().items():
             for thread in self._random.sample(threads, min(_LOOKED_AT, len(threads))):
                 if call := waits_in(thread):
                     waiting[stage] += 1
                     locked[stage] += call == _FUTEX
-        self._seen = Looks(before.looks + 1, before.held + held, before.crowded + crowded, locked, waiting, time.thread_time())
+        self.seen = Looks(before.looks + 1, before.held + held, before.crowded + crowded, locked, waiting, time.thread_time())
 
 
 def waits_in(thread: int) -> str:

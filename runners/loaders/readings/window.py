@@ -31,7 +31,7 @@ class _Consumer(NamedTuple):
 
 
 class _Moment(NamedTuple):
-    """Where a window begins."""
+    """The begin of a window."""
 
     at: float
     totals: dict[int, Totals]

@@ -58,7 +58,7 @@ class Use(NamedTuple):
 
 
 class _Counts(TypedDict):
-    """What a buffer counts."""
+    """The counters of a buffer."""
 
     batches: int
     taken: int

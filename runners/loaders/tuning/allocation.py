@@ -19,7 +19,7 @@ BISECTIONS = 40
 
 @dataclass(frozen=True)
 class Load:
-    """What a stage costs, in seconds for one batch of the pipeline's output, and how many workers it may have."""
+    """The cost of a stage, in seconds for one batch of the pipeline's output, and the limits of its workers."""
 
     cpu: float
     wait: float

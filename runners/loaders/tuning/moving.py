@@ -80,7 +80,7 @@ class Moving:
         self._trial: _Trial | None = None
         self._barred: dict[str, _Barred] = {}
         self._windows: list[Observation] = []  # the last, with the same workers
-        self._likely = ""
+        self.likely = ""  #: the stage that a window asked to be moved; "" where none did
 
     @property
     def trial(self) -> str:
@@ -88,14 +88,9 @@ class Moving:
         return "" if self._trial is None else self._trial.stage
 
     @property
-    def likely(self) -> str:
-        """The stage that a window asked to move; "" for none."""
-        return self._likely
-
-    @property
     def presses(self) -> bool:
         """Whether a decision on a move is due soon."""
-        return self._trial is not None or bool(self._likely)
+        return self._trial is not None or bool(self.likely)
 
     def overdue(self, seen: Observation) -> Decision | None:
         """Back to threads if processes do not start."""
@@ -135,7 +130,7 @@ class Moving:
     def proposed(self, seen: Observation) -> Decision | None:
         """A stage to move, once enough windows have asked for it."""
         self._barred = {name: replace(each, windows=each.windows - 1) for name, each in self._barred.items()}
-        self._likely = ""
+        self.likely = ""
         if self._trial is not None:
             return None
         if seen.resized or (self._windows and _workers(seen) != _workers(self._windows[-1])):
@@ -147,7 +142,7 @@ class Moving:
         found = max(self._candidates(together), key=lambda candidate: candidate[1], default=None)
         if found is None:
             return None
-        self._likely = found[0]
+        self.likely = found[0]
         return self._moved(together, *found) if len(self._windows) >= ASKING_WINDOWS and together.window >= ASKING_SECONDS else None
 
     # -- to processes
@@ -194,7 +189,7 @@ class Moving:
         reading = _reading(seen, name)
         busy = min(seen.cpus, seen.cpu_used + seen.consumer_cpu)
         self._trial = _Trial(name, [each.throughput for each in self._windows], seen.cpus, busy, seen.values, seen.at)
-        self._windows, self._likely = [], ""
+        self._windows, self.likely = [], ""
         place = worker_knobs(seen)[name]
         needed = promise * seen.throughput / seen.batch_size * (_computing(reading) + _sending(seen, reading))
         count = seen.knobs[place].clip(min(math.ceil(needed), math.floor(seen.cpus)))

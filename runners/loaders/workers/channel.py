@@ -53,7 +53,7 @@ class Channel:
         self._arrived = 0  #: unordered: numbers in order of arrival
         self._waiting: list[tuple[int, threading.Lock, Item]] = []  #: to come in, the lowest number first
         self._bytes = 0
-        self._closed = self._stopped = False
+        self._closed = self.stopped = False
 
     def put(self, number: int, item: Item) -> None:
         """Wait for room, then hand the item over. Stopped: the pass is over.
@@ -62,7 +62,7 @@ class Channel:
             number: place of the item in the order, from 0 without gaps; without meaning when unordered.
         """
         with self._lock:
-            if self._stopped:
+            if self.stopped:
                 raise Stopped
             if not self._ordered:
                 number, self._arrived = self._arrived, self._arrived + 1
@@ -74,7 +74,7 @@ class Channel:
             heappush(self._waiting, (number, gate, item))
             self._let_in()
         gate.acquire()  # a lock a producer, so that each is woken when its item is in, and no other
-        if self._stopped:
+        if self.stopped:
             raise Stopped
 
     def get(self, leave: Callable[[], bool] = _never, tick: Callable[[], None] | None = None, every: float | None = None) -> Item:
@@ -89,7 +89,7 @@ class Channel:
         """
         with self._lock:
             while self._next not in self._held:
-                if self._stopped:
+                if self.stopped:
                     raise Stopped
                 if self._closed and not self._held:
                     raise Drained
@@ -97,7 +97,7 @@ class Channel:
                     raise Leave
                 if not self._filled.wait(every) and tick is not None:
                     self._unlocked(tick)
-            if self._stopped:
+            if self.stopped:
                 raise Stopped
             item = self._held.pop(self._next)
             self._next += 1
@@ -125,16 +125,12 @@ class Channel:
     def stop(self) -> None:
         """All waiting and later callers get Stopped; the content is dropped."""
         with self._lock:
-            self._stopped = True
+            self.stopped = True
             self._held.clear()
             self._bytes = 0
             self._filled.notify_all()
             while self._waiting:
                 heappop(self._waiting)[1].release()
-
-    @property
-    def stopped(self) -> bool:
-        return self._stopped
 
     @property
     def full(self) -> bool:

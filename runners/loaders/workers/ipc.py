@@ -28,7 +28,7 @@ from ....engine.errors import StokerError
 
 
 class _Place(IntEnum):
-    """Where the buffers are."""
+    """The place of the buffers."""
 
     SOCKET = 0
     OWN_FILE = 1  #: a memory file for this receiver alone

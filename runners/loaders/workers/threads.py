@@ -173,8 +173,9 @@ class Crew:
         self._taken = 0
         self._position = 0  #: of the next item among those of the feed
         self._lock = threading.Lock()  #: of what follows
-        self._wanted = self._started = 0
-        self._processes = processes  #: the kind that is wanted
+        self.wanted = 0  #: workers: those of `resize`, less those that could not be started
+        self.processes = processes  #: the wanted kind: whether workers are processes, or are becoming so
+        self._started = 0
         self._alive = {False: 0, True: 0}  #: number of threads and of processes
         self._moved = 0  #: workers of the other kind at the time of the change
         self._at_work = 0  #: items taken and not yet put
@@ -187,34 +188,24 @@ class Crew:
     def resize(self, workers: int) -> None:
         """Have so many from now on; surplus workers leave after their current item."""
         with self._lock:
-            self._wanted = workers
+            self.wanted = workers
             self._fill()
         self._wake()
 
     def move(self, workers: int, *, processes: bool) -> None:
         """Have so many of this kind from now on; the others leave as these become ready."""
         with self._lock:
-            if processes != self._processes:
+            if processes != self.processes:
                 self._moved = self._alive[not processes]
-            self._wanted, self._processes = workers, processes
+            self.wanted, self.processes = workers, processes
             self._fill()
         self._wake()
-
-    @property
-    def wanted(self) -> int:
-        """Workers: those of `resize`, less those that could not be started; 0 before the first `resize`."""
-        return self._wanted
 
     @property
     def starting(self) -> int:
         """Wanted workers that are not ready yet: a process takes time to start."""
         with self._lock:
-            return 0 if self._drained else max(0, self._wanted - len(self._meters[self._processes]))
-
-    @property
-    def processes(self) -> bool:
-        """Whether workers are processes, or are becoming so."""
-        return self._processes
+            return 0 if self._drained else max(0, self.wanted - len(self._meters[self.processes]))
 
     def totals(self, now: float) -> Totals:
         with self._lock:
@@ -267,8 +258,8 @@ class Crew:
 
     def _fill(self) -> None:
         """Start the missing workers of the wanted kind. With the lock."""
-        while self._alive[self._processes] < self._wanted and not self._drained and not self.output.stopped:
-            if not self._start(processes=self._processes):
+        while self._alive[self.processes] < self.wanted and not self._drained and not self.output.stopped:
+            if not self._start(processes=self.processes):
                 return
 
     def _there(self) -> Iterator[Meter]:
@@ -289,7 +280,7 @@ class Crew:
             if there == 0:
                 raise StokerError(f"stage {self.name!r}: cannot start a thread ({error}): the limit of threads is reached") from error
             log.warning("stage %r: cannot start a thread (%s); it goes on with %d", self.name, error, there)
-            self._wanted = max(1, self._alive[processes])
+            self.wanted = max(1, self._alive[processes])
             return False
         self._threads.add(thread)
         self._leaving = {left for left in self._leaving if left.is_alive()}
@@ -342,10 +333,10 @@ class Crew:
                 return False
             self._alive[processes] -= 1
             if back:
-                self._processes, self._moved = False, 0  # starting workers take no item: they are about to be killed
+                self.processes, self._moved = False, 0  # starting workers take no item: they are about to be killed
                 self._fill()
-            elif processes == self._processes:
-                self._wanted = min(self._wanted, max(1, self._alive[processes]))
+            elif processes == self.processes:
+                self.wanted = min(self.wanted, max(1, self._alive[processes]))
         if self._stays is not None and back:
             self._stays(str(error))
             log.warning("%s; the stage stays in threads", error)
@@ -453,7 +444,7 @@ class Crew:
             self._meters[True].discard(worker.meter)
             self._meters[False].add(worker.meter)
             self._alive[True] -= 1
-            first, self._processes, self._moved = self._processes, False, 0  # the others leave when they have put their items away
+            first, self.processes, self._moved = self.processes, False, 0  # the others leave when they have put their items away
             self._fill()
         if first:
             self._stays(str(error.error), at_once=False)  # the others may be at work
@@ -473,11 +464,11 @@ class Crew:
 
     def _too_many(self, processes: bool) -> bool:
         """Whether there are too many of this kind. Workers of the unwanted kind leave as the others become ready."""
-        wanted = self._processes
+        wanted = self.processes
         if processes == wanted:
-            return self._alive[processes] > self._wanted
-        missing = max(0, self._wanted - min(len(self._meters[wanted]), self._alive[wanted]))
-        return self._alive[processes] * self._wanted > self._moved * missing
+            return self._alive[processes] > self.wanted
+        missing = max(0, self.wanted - min(len(self._meters[wanted]), self._alive[wanted]))
+        return self._alive[processes] * self.wanted > self._moved * missing
 
     def _may_leave(self, processes: bool) -> bool:
         """Whether the calling worker is one too many; then it no longer counts."""

@@ -480,7 +480,7 @@ class ProcessHand:
     def let_go(self, *, drained: bool) -> None:
         if self._process is None:
             return
-        if self._process.pending:  # the pass was stopped: nobody waits for it
+        if self._process.pending:  # the pass was stopped, so its answer is not awaited
             self._pool.discard(self._process)
         else:
             self._pool.release(self._process, keep=drained)

@@ -122,7 +122,7 @@ class RateDqn:
 
     @property
     def offset(self) -> Values:
-        """What the agent has added to the rate controller's answer."""
+        """The agent's change to the answer of the rate controller."""
         return tuple(good - led for good, led in zip(self._good, self._led, strict=True)) if self._phase is TrialPhase.KEPT else ()
 
     def decide(self, seen: Observation) -> Decision:
