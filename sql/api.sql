@@ -13,7 +13,7 @@ ORDER BY a.job_id DESC
 -- Tasks of the array of job $1, counted by state and reason; completed ones are one group.
 WITH tasks AS (
     SELECT state, held, gpus, array_index,
-           CASE WHEN held AND state = 'submitted' THEN 'held: ''stoker release ' || regexp_replace(name, '\[\d+\]$', '') || ''' lets them go'
+           CASE WHEN held AND state = 'submitted' THEN 'held: ''stoker release ' || array_id || ' --array'' lets them go'
                 WHEN state <> 'completed' THEN reason END AS why
     FROM jobs_now
     WHERE array_id = (SELECT array_id FROM jobs WHERE id = $1)

@@ -114,7 +114,9 @@ def _reason(row: Row, now: float) -> str:
     silence = _silence(row, now)
     if collapsed(row) and row["state"] not in ("pending", "submitted"):
         return silence
-    return "; ".join(filter(None, (row["reason"], beside(row), silence)))
+    of_all = collapsed(row) and row["held"]  # the number alone would release its first task, the name another array of that name
+    reason = f"held: 'stoker release {row['id']} --array' lets them go" if of_all else row["reason"]
+    return "; ".join(filter(None, (reason, beside(row), silence)))
 
 
 def start(row: Row) -> str:

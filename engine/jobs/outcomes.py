@@ -133,7 +133,7 @@ def _profiled(end: End, back: State, measured: bool) -> Verdict | None:
 def _failure(end: End, retries: Retries, failures: int, back: State, ours: bool) -> Verdict:
     outcome = end.stop_reason if end.stop_reason in ("timeout", "hang") else end.outcome
     reason = end.message or _words(outcome, end.exit_code)
-    if end.message and outcome in ("timeout", "hang"):  # the first cause counts, whatever the outcome of the stop
+    if end.message and outcome != end.outcome:  # the first cause counts, whatever the outcome of the stop
         reason = f"{_words(outcome, end.exit_code)} (it was stopped, and then: {end.message})"
     final = failures >= retries.limit or end.exit_code in retries.never_on or (outcome == "oom" and failures >= 1)
     if not final and ours and outcome == end.outcome and end.exit_code == UsageError.exit_code:

@@ -217,7 +217,7 @@ def _entry(entry: str) -> tuple[str, str]:
     name, equals, value = entry.partition("=")
     name, value = name.strip(_BLANK), value.strip(_BLANK)
     if not equals or not _NAME.fullmatch(name):
-        raise ValueError("expected KEY=VALUE")
+        raise ValueError("expected NAME=VALUE, the name of letters A to Z, digits and '_'")
     if any(char in entry for char in "\0\r"):
         raise ValueError("a NUL or carriage return within a line")
     if value[:1] not in ("'", '"'):

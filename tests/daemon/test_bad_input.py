@@ -285,7 +285,7 @@ def test_a_bad_line_of_an_env_file_is_named_and_its_value_is_not(live: Live, sto
     (tmp_path / "env").write_text("FINE=1\nhunter2 is my password\n")
     assert stoker("submit", "--name", "envy", "--env-file", "env", "--", "true").code == 0
     ended = live.jobs.ended("envy")
-    assert f"env_file: {tmp_path}/env, line 2: expected KEY=VALUE" in ended["state_reason"]
+    assert f"env_file: {tmp_path}/env, line 2: expected NAME=VALUE, the name of letters A to Z" in ended["state_reason"]
     shown = stoker("show", "envy").out + stoker("logs", "envy").out + stoker("sql", "SELECT * FROM events").out
     assert "hunter2" not in shown
 

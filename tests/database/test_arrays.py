@@ -139,6 +139,8 @@ def test_an_array_tells_how_many_of_its_tasks_are_held_and_what_has_ended_is_hel
     store.write(control, Control("hold", tuple(jobs), "ann"))
     (row,) = listed(store)
     assert (job_columns.state(row), job_columns.progress(row)) == ("pending", "0/3 ended, 3 held")
+    reason = next(column for column in job_columns.listed(0.0) if column.header == "REASON")
+    assert reason.text(row) == f"held: 'stoker release {jobs[0]} --array' lets them go", "not its first task alone"
     store.write(control, Control("cancel", tuple(jobs[:1]), "ann"))
     (row,) = listed(store)
     assert (row["state"], row["held"], job_columns.progress(row)) == ("cancelled", False, "1/3 ended, 1 cancelled, 2 held")

@@ -532,3 +532,10 @@ def test_the_first_cause_of_an_end_stands_whatever_follows_it(cause: str, words:
     verdict = judge(End(outcome, 1, cause, "RuntimeError: interrupted"), Retries(limit=0), failures=0, cancelled=False, held=False)
     assert (verdict.state, verdict.outcome) == (State.FAILED, cause)
     assert verdict.reason.startswith(words) and verdict.reason.endswith("and then: RuntimeError: interrupted)")
+
+
+def test_a_hang_is_told_once() -> None:
+    verdict = judge(
+        End("hang", -15, "hang", "made no progress, and was stopped"), Retries(limit=0), failures=0, cancelled=False, held=False
+    )
+    assert (verdict.outcome, verdict.reason) == ("hang", "made no progress, and was stopped")
