@@ -29,6 +29,7 @@ from ...engine.protocol import ReplicaGroup
 from .sample_ledger import Ranges, Share, shares
 
 SUMS = "sums"  #: the fact that says how a member sums; early versions do not send it
+RULES = 2  #: raised with each change of what members tell each other, how they meet, or what `decide` makes of it
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):

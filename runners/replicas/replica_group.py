@@ -167,7 +167,7 @@ class Group:
         word = newest((self._told(), self.me.word))
         if word is not None:  # ended members need not be asked any more
             living = {one.lease for one in word.members}
-            self._cut = {lease: address for lease, address in self._cut.items() if lease in living}
+            self._cut = {lease: address for lease, address in list(self._cut.items()) if lease in living}  # `_watch` takes some out
         self.tell(word=word, unreached=tuple(self._cut), leaving=self._stop())
         if word is not None and word.done:
             raise Finished(self._final_state(self._ask_others()))
@@ -374,7 +374,9 @@ class Group:
 
         self._dissolve()
         rank = decision.leases.index(self.me.lease)
-        prefix = "/".join(f"{one.lease}.{one.tries}" for one in decision.members)
+        assert decision.source is not None
+        # The step: the same members may have met before another one came and left, and their old addresses are still in the store.
+        prefix = "/".join([str(decision.source.step), *(f"{one.lease}.{one.tries}" for one in decision.members)])
         group = ProcessGroupGloo(timeout=timedelta(seconds=self.settings.quorum_timeout))
         try:
             group.configure(f"{decision.members[0].store}/{prefix}", self._name(), rank, len(decision.members))

@@ -26,7 +26,7 @@ from ..train.trainer import Trainer
 from ..worker import script
 from ..worker.ranks import Ranks
 from .averaging import BUNDLE, Behind, ReplicaStep
-from .membership import SUMS, Decision, after
+from .membership import RULES, SUMS, Decision, after
 from .replica_group import Finished, Group, Settings
 
 log = logging.getLogger(__name__)
@@ -288,7 +288,7 @@ def _facts(task: Task, stop: Stop) -> dict[str, str]:
         "seed": str(task.seed),
         "steps": str(task.steps(stop)),
         "torch": torch.__version__.partition("+")[0],
-        SUMS: f"in bundles of {BUNDLE}",  # versions of Stoker that sum differently must not be in one group
+        SUMS: f"in bundles of {BUNDLE}, by rules {RULES}",  # versions of Stoker that sum or meet differently must not be in one group
     }
 
 

@@ -113,6 +113,22 @@ def test_nobody_waits_in_a_sum_for_a_member_that_meets_again(monkeypatch: pytest
             meeting.result()
 
 
+def test_the_same_members_meet_again_after_one_has_come_and_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The addresses of their first meeting are still in the store of the first one, which comes late here."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+
+    def formed(group: Group, decision: Decision) -> bool:
+        time.sleep(0.3 if group is members[0] else 0.0)
+        return group._form(decision)
+
+    with groups(3, timeout=1.0) as members, ThreadPoolExecutor(3) as pool:
+        for step, there in enumerate((members[:2], members, members[:2])):
+            for one in there:
+                one.tell(step=step)
+            decision = Decision(verdict="go", members=tuple(one.me for one in there), source=there[0].me)
+            assert all(pool.map(formed, there, [decision] * len(there)))
+
+
 def test_one_finds_the_lighthouse_of_an_older_version_and_leaves_with_a_line() -> None:
     """That tells neither which it runs nor how it sums."""
     with groups(2, timeout=1.0) as (older, newer), ThreadPoolExecutor(1) as pool:
