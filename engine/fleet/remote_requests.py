@@ -55,14 +55,14 @@ class RemoteRequests:
 
         Unreachable: it has left, or leaves before it has answered. The caller must bound the wait.
         """
-        if node in self._left:
-            raise _left(node)
         under_way = self._open[node]
         if sum(one.kind is kind for one in under_way.values()) >= kind.most:
             raise LimitExceeded(f"{kind.most} {kind.waiters} runner {node} already: try again later")
         self._newest = number = self._newest + 1
         under_way[number] = one = _Open(kind, make(number), asyncio.get_running_loop().create_future())
         self._board.wake(node)
+        if node in self._left:  # not before: it may leave at any moment, and `committed` tells only those that are open
+            _give_up(one.answer, node)
         try:
             return await one.answer
         finally:

@@ -383,15 +383,15 @@ class Scheduling:
             if decision.error is None:
                 decision = replace(decision, outcome="applied" if acted else "unchanged")
             try:
-                counted = self._submit_owed(state)  # it goes into the same transaction, if that has not begun
+                if state.folded is not None and state.owed:  # into the same transaction, if that has not begun; only a count
+                    self._store.submit(enact, Enactment(state.folded))
                 enacted = self._store.write(enact, replace(enactment, decision=decision))
-                counted()
             except StokerError:
                 state.waiting = {}  # no new reason was written: the next tick writes all of them
                 raise
             for job in enacted.skipped:
                 state.waiting.pop(job, None)
-            state.folded, state.written = replace(decision, number=enacted.decision), decision.last_ts
+            state.folded, state.written, state.owed = replace(decision, number=enacted.decision), decision.last_ts, False
             state.foretelling.news()
             return
         self._fold(state, decision)
@@ -427,20 +427,10 @@ class Scheduling:
         if decision.last_ts - state.written > FOLD_SECONDS:
             self._flush(state)
 
-    def _submit_owed(self, state: _Pool) -> Callable[[], object]:
-        """Write the ticks that were only counted; a call of the answer waits until that is durable."""
-        if state.folded is None or not state.owed:
-            return lambda: None
-        answer, last_ts = self._store.submit(enact, Enactment(state.folded)), state.folded.last_ts
-
-        def counted() -> None:
-            answer.result()
-            state.written, state.owed = last_ts, False
-
-        return counted
-
     def _flush(self, state: _Pool) -> None:
-        self._submit_owed(state)()
+        if state.folded is not None and state.owed:
+            self._store.write(enact, Enactment(state.folded))
+            state.written, state.owed = state.folded.last_ts, False
 
     def flush(self) -> None:
         """Write the ticks that were only counted: the daemon is stopping."""

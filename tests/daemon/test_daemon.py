@@ -8,13 +8,14 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import Future
 
 import msgspec
 import pytest
 from e2e import free_port
 from model import one_transaction
 from stoker.engine.config import Config, Guards, Hook, PolicyDefault, load
-from stoker.engine.errors import KINDS, Conflict, NotFound, Stale, Unauthorized, UsageError
+from stoker.engine.errors import KINDS, Conflict, NoRoom, NotFound, Stale, Unauthorized, UsageError
 from stoker.engine.fleet import registration as runners
 from stoker.engine.fleet.board import Board
 from stoker.engine.fleet.silence import SILENT_AFTER, Fleet
@@ -391,6 +392,19 @@ class TestScheduling:
         tick.join()
         assert store.commits == before + 1
         assert self.decisions(store) == [("fifo", 3, "unchanged", None), ("fifo", 1, "applied", None)]
+
+    def test_what_was_decided_stands_though_the_count_of_ticks_before_it_cannot_be_written(self, store, scheduling, monkeypatch):
+        for _ in range(3):
+            scheduling.tick("default")
+        put(store, JobSpec(name="a", recipe="toy"))
+        submit_, failed = store.submit, Future()
+        failed.set_exception(NoRoom("the disk was full for a moment"))
+        monkeypatch.setattr(store, "submit", lambda f, of, **more: failed if of.decision.number else submit_(f, of, **more))
+        scheduling.tick("default")
+        monkeypatch.undo()
+        scheduling.tick("default")
+        scheduling.flush()
+        assert self.decisions(store) == [("fifo", 1, "unchanged", None), ("fifo", 2, "applied", None)]
 
     def test_a_policy_is_in_force_from_the_next_tick_and_the_history_is_kept(self, store, scheduling):
         scheduling.tick("default")

@@ -253,11 +253,13 @@ def test_stored_jobs_and_slowdowns_outlive_the_priority_of_a_share_and_a_key_wit
     row = job_row(JobSpec(name="a", recipe="toy"), 0.0) | {"id": 1, "owner": "ann", "state": "pending", "unmeasured": 0, "spec": before}
     moments = {name: datetime(2026, 1, 1, tzinfo=UTC) for name in ("state_since", "submitted_at")}
     row = {name: value for name, value in (row | moments).items() if value is not None}
-    con.execute(f"INSERT INTO jobs ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})", list(row.values()))
+    sharing = plain.replace("null}", 'null,"input":"images"}')  # of a later one, but before `shared_input`
+    for one in (row, row | {"id": 2, "spec": sharing}):
+        con.execute(f"INSERT INTO jobs ({', '.join(one)}) VALUES ({', '.join('?' * len(one))})", list(one.values()))
     con.close()
     Store.open(home.database).close()
     con = duckdb.connect(str(home.database))
-    assert con.execute("SELECT spec FROM jobs").fetchall() == [(plain,)]
+    assert con.execute("SELECT spec, input FROM jobs ORDER BY id").fetchall() == [(plain, None), (sharing, "images")]
     assert con.execute("SELECT model, beside, gpu_name, kind, slowdown, samples FROM slowdowns").fetchall() == [
         ("a", "b", "cpu", "packed", 1.5, 3)
     ]

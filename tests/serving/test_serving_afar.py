@@ -166,6 +166,14 @@ def test_whoever_waits_for_a_runner_that_leaves_for_good_is_told_at_once() -> No
                 with pytest.raises(Unreachable, match=r"^runner n1 has left: ask again when the job runs on another one$"):
                     await asyncio.wait_for(asked, 5)
             await tell("node.up", "up")
+
+        def leaves(number: int) -> AskRequest:
+            remote.committed(commit("node.stopped", "stopped"))  # the writer's thread, at any moment
+            return AskRequest(number=number, **REQUEST)
+
+        with pytest.raises(Unreachable, match="runner n1 has left"):
+            await asyncio.wait_for(remote.ask(MESSAGES, "n1", leaves), 5)
+        await tell("node.up", "up")
         back = ask()
         await asyncio.sleep(0)
         assert remote.waiting(poll()) and not back.done() and not other.done()
