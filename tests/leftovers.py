@@ -42,12 +42,16 @@ for folder in sys.argv[3:]:
 
 
 def place(disk: Path) -> Path:
-    """A folder for the files of runs: in memory where there is plenty, as each commit waits for a disk; else ``disk``."""
+    """A folder for the files of runs: in memory where there is plenty, as each commit waits for a disk; else ``disk``.
+
+    Some tests run programs of their own from there, which containers forbid in memory (noexec).
+    """
     try:
         found = os.statvfs(MEMORY)
         available = int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0]) << 10
         limits = [int(word) for group in cgroups.folders("memory") for word in _limits(group) if word.isdecimal()]
-        if min(found.f_bavail * found.f_frsize, available, *limits) >= LEAST and os.access(MEMORY, os.W_OK | os.X_OK):
+        enough = min(found.f_bavail * found.f_frsize, available, *limits) >= LEAST
+        if enough and not found.f_flag & os.ST_NOEXEC and os.access(MEMORY, os.W_OK | os.X_OK):
             return MEMORY / f"stoker-{os.getuid()}"
     except (OSError, IndexError, ValueError):
         pass
