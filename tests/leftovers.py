@@ -42,13 +42,20 @@ for folder in sys.argv[3:]:
 
 
 def place(disk: Path) -> Path:
-    """A folder for the files of runs: in memory where there is plenty, as each commit waits for a disk; else ``disk``."""
+    """A folder for the files of runs: in memory where there is plenty, as each commit waits for a disk; else ``disk``.
+
+    Some tests run programs of their own from there, which containers forbid in memory (noexec). All users of the host may write there.
+    """
     try:
         found = os.statvfs(MEMORY)
         available = int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0]) << 10
         limits = [int(word) for group in cgroups.folders("memory") for word in _limits(group) if word.isdecimal()]
-        if min(found.f_bavail * found.f_frsize, available, *limits) >= LEAST and os.access(MEMORY, os.W_OK | os.X_OK):
-            return MEMORY / f"stoker-{os.getuid()}"
+        enough = min(found.f_bavail * found.f_frsize, available, *limits) >= LEAST
+        if enough and not found.f_flag & os.ST_NOEXEC:
+            folder = MEMORY / f"stoker-{os.getuid()}"
+            folder.mkdir(mode=0o700, exist_ok=True)
+            if folder.lstat().st_uid == os.getuid():
+                return folder
     except (OSError, IndexError, ValueError):
         pass
     return disk
@@ -64,7 +71,7 @@ def begin(folder: Path) -> None:
     """Once in a run, before it makes a file or a process: those of xdist's workers are of the same run."""
     if MARK in os.environ:
         return
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder.mkdir(parents=True, exist_ok=True)
     for former in folder.iterdir():
         if not Path("/proc", former.name).exists():
             shutil.rmtree(former, ignore_errors=True)

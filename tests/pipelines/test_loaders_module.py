@@ -71,7 +71,7 @@ def test_a_script_may_end_in_the_middle_of_a_pass() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.nightly  # another script of the examples: below; what the tuner says: test_autotuned.py
+@pytest.mark.nightly  # by day another script: above; what the tuner says: test_autotuned.py
 def test_the_autotuned_script_trains_and_says_what_the_tuner_found(tmp_path: Path) -> None:
     said = run(str(ROOT / "examples" / "autotuned_script.py"), "--samples=600", "--epochs=2", cwd=tmp_path)
     assert re.search(r"^epoch 2: loss \d+\.\d+, [\d,]+ samples/s$", said, re.MULTILINE), said

@@ -348,7 +348,9 @@ if __name__ == "__main__":
 @pytest.fixture
 def unshared() -> Iterator[Path]:
     """A folder that is not in shared memory, as those of the tests may be."""
-    with tempfile.TemporaryDirectory(dir=Path(__file__).parents[2] / "build") as folder:
+    build = Path(__file__).parents[2] / "build"
+    build.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=build) as folder:
         yield Path(folder)
 
 

@@ -345,7 +345,6 @@ def test_a_gang_s_checkpoint_is_taken_up_by_one_rank(job):
 
 
 @pytest.mark.slow  # three processes that import torch
-@pytest.mark.nightly  # by day a gang is started so by a runner: test_profiling_live.py
 def test_the_worker_runs_under_torch_s_launcher(tmp_path):
     one = Job(tmp_path / "job")
     run_dir = one.path / "run-1"
@@ -353,9 +352,9 @@ def test_the_worker_runs_under_torch_s_launcher(tmp_path):
     assignment = {"lease": 1, "job": 1, "attempt": 1, "spec": one.spec, "gpus": ["n/cpu0", "n/cpu1"], "world_size": 2}
     (run_dir / "assignment.json").write_text(json.dumps(assignment))
     env = {**os.environ, "STOKER_RUN_DIR": str(run_dir), "STOKER_CHECKPOINT_DIR": str(one.path / "checkpoints")}
-    # By number: the name of a host need not resolve on it.
-    launcher = ["torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
-    command = [sys.executable, "-m", *launcher, "-m", "stoker.runners.worker.worker"]
+    # As runners start it: test_devices.py. By number: the name of a host need not resolve on it.
+    launcher = ["stoker.runners.worker.gang", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2", "--no-python"]
+    command = [sys.executable, "-P", "-m", *launcher, sys.executable, "-P", "-m", "stoker.runners.worker.worker"]
     done = subprocess.run(command, cwd=one.path, env=env | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert one.state["step"] == STEPS

@@ -276,7 +276,7 @@ def _detach(app: App, options: list[str], node: str | None) -> None:
 
 
 @click.command(cls=Command)
-@click.option("--detach", "-d", is_flag=True, help="Run in the background; return when the daemon answers.")
+@click.option("--detach", "-d", is_flag=True, help="Run in the background; return when the daemon answers and the runner has joined.")
 @click.option("--slots", type=click.IntRange(min=1), help="CPU slots to offer, and no GPU (default: the GPUs; without any, a slot a core).")
 @SLOT_MEMORY
 @click.option("--pool", default="default", show_default=True, help="Pool that the GPUs of this host join.")
