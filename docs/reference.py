@@ -27,8 +27,8 @@ INTRODUCTION = """\
 - `--json` prints the answer for programs. Tables are coloured and fitted on a terminal (`NO_COLOR` turns colours
   off), and whole and plain in a pipe. Remarks and errors go to stderr.
 - Each mistake gets one line, `stoker: error: …`, and the command an exit code of the table below. `STOKER_DEBUG=1` adds the traceback.
-- Environment: `STOKER_HOME` (state directory), `STOKER_URL` and `STOKER_TOKEN` (a daemon on TCP), `STOKER_CA` (the authority to trust over
-  TLS), `NO_COLOR`, `STOKER_DEBUG`.
+- Environment: `STOKER_HOME` (state directory), `STOKER_URL` and `STOKER_TOKEN` (a daemon on TCP), `STOKER_CA` (the authority, or the
+  certificate's fingerprint, to trust over TLS), `NO_COLOR`, `STOKER_DEBUG`.
 """
 
 POLICIES = """\

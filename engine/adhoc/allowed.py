@@ -70,6 +70,7 @@ class Statement:
     explain: bool  #: the plan of ``text`` is wanted, not its rows
     wrappable: bool  #: may stand in brackets as a subquery
     pivot: bool  #: contains a PIVOT, whose columns may depend on the rows
+    above: int  #: lines that were given before ``text``
 
 
 def guard(sql: str, tables: Collection[str]) -> Statement:
@@ -79,18 +80,20 @@ def guard(sql: str, tables: Collection[str]) -> Statement:
     tokens = _tokens(sql)
     explain = tokens[0].text.lower() == "explain"
     if explain:  # sqlglot takes the rest as one opaque token
-        sql = sql[tokens[0].start + len("explain") :]
+        end = tokens[0].start + len("explain")
+        sql = "\n" * sql.count("\n", 0, end) + sql[end:]
         tokens = _tokens(sql)
     first = tokens[0].text.lower()
     if first not in _FIRST:
         _refuse(f"{tokens[0].text!r} can't be run here: only {_FIRST_HELP}; this endpoint only reads")
     text = sql[tokens[0].start : tokens[-1].end + 1]
+    above = sql.count("\n", 0, tokens[0].start)
     wrappable = first not in ("describe", "desc", "summarize", "show")
     tree = _parse(text)
     if tree is None:  # DuckDB's parser knows more, or has a better error; the second wall checks its tree
-        return Statement(text, explain, wrappable, False)
+        return Statement(text, explain, wrappable, False, above)
     _check_tree(tree, tables)
-    return Statement(text, explain, wrappable, not explain and wrappable and tree.find(exp.Pivot) is not None)
+    return Statement(text, explain, wrappable, not explain and wrappable and tree.find(exp.Pivot) is not None, above)
 
 
 def check_parsed(document: str, tables: Collection[str]) -> None:

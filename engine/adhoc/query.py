@@ -11,6 +11,7 @@ import csv
 import datetime as dt
 import io
 import math
+import re
 import threading
 import time
 import uuid
@@ -87,7 +88,7 @@ def run_query(con: duckdb.DuckDBPyConnection, sql: str, limits: AnswerLimits, ta
     started = time.monotonic()
     with _session(con, sql, tables) as statement:
         if statement.explain:
-            con.execute(f"EXPLAIN {statement.text}")
+            con.execute(f"EXPLAIN {_HERE}{statement.text}")
             names, types = _described(con)
         elif statement.wrappable:
             names, types = _shape(con, statement)
@@ -110,7 +111,7 @@ def run_parquet(con: duckdb.DuckDBPyConnection, sql: str, limits: AnswerLimits, 
         with _session(con, sql, tables) as statement:
             if statement.explain or not statement.wrappable:
                 raise UsageError("format: parquet is for queries; ask for DESCRIBE, SHOW and EXPLAIN as json or csv")
-            rows = f"SELECT * FROM ({statement.text}\n) LIMIT {limits.rows:d}"
+            rows = f"SELECT * FROM ({_HERE}{statement.text}\n) LIMIT {limits.rows:d}"
             with _bounded(con, path, limits):
                 count = con.execute(f"COPY ({rows}) TO '{target}' (FORMAT parquet)").fetchall()[0][0]
             return ParquetFile(path.read_bytes(), count >= limits.rows)
@@ -163,23 +164,25 @@ def _session(con: duckdb.DuckDBPyConnection, sql: str, tables: Collection[str]) 
                 if not statement.pivot:
                     raise
                 # Its columns are values of rows, which DuckDB reads first. The answer is kept, to be queried like others.
-                con.execute(f"CREATE TEMP TABLE pivoted AS (\n{statement.text}\n)")
+                con.execute(f"CREATE TEMP TABLE pivoted AS ({_HERE}{statement.text}\n)")
                 statement = replace(statement, text="FROM pivoted")
             yield statement
         finally:
             with contextlib.suppress(Exception):  # a database that has failed cannot even roll back
                 con.execute("ROLLBACK")
     except Exception as error:
-        raise _translated(error) from None
+        raise _translated(error, statement.above) from None
 
 
-_SHAPE_OF = "DESCRIBE SELECT * FROM ("  #: before a statement on its own first line, so that errors name its lines by their numbers
+_HERE = "/**/"  #: between our words and the first line of a statement, from which errors count the lines
+_LINE = re.compile(r"^LINE (\d+): (?:.*?/\*\*/)?", re.MULTILINE)
 
 
-def _translated(error: Exception) -> Exception:
+def _translated(error: Exception, above: int) -> Exception:
+    """``above``: lines that were given before the statement."""
     import duckdb
 
-    text = " ".join(str(error).replace(_SHAPE_OF, "").split())
+    text = " ".join(_LINE.sub(lambda line: f"LINE {int(line[1]) + above}: ", str(error)).split())
     if isinstance(error, OverflowError | ValueError):  # such as an interval of a million years
         return UsageError(f"query: a value cannot be answered: {text[:200]}; cast it to VARCHAR")
     if isinstance(error, StokerError) or not isinstance(error, duckdb.Error | MemoryError):
@@ -212,7 +215,7 @@ def plain(value: Any) -> Any:
 
 
 def _shape(con: duckdb.DuckDBPyConnection, statement: Statement) -> tuple[list[str], list[str]]:
-    columns = con.execute(f"{_SHAPE_OF}{statement.text}\n)").fetchall()
+    columns = con.execute(f"DESCRIBE SELECT * FROM ({_HERE}{statement.text}\n)").fetchall()
     return [column[0] for column in columns], [column[1] for column in columns]
 
 
@@ -230,7 +233,7 @@ def _without_zones(text: str, types: list[str]) -> str:
             parts.append(f"make_timestamp(epoch_us({name})) AS {name}")
         else:
             parts.append(f"{name}::VARCHAR AS {name}" if "WITH TIME ZONE" in kind else name)
-    return f"SELECT {', '.join(parts)} FROM (\n{text}\n) AS answer({', '.join(names)})"
+    return f"SELECT {', '.join(parts)} FROM ({_HERE}{text}\n) AS answer({', '.join(names)})"
 
 
 def _fetch(con: duckdb.DuckDBPyConnection, limits: AnswerLimits) -> tuple[list[tuple[Any, ...]], bool]:

@@ -36,7 +36,7 @@ class Lucid:
 
     Our decision: free GPUs come first. The released code looks for a partner first, and gives free GPUs to a job without one, unless
     its forecast of the cluster's load turns packing off. Here there is no such forecast, and packing beside free GPUs would slow two
-    jobs and spare no wait, though 002's pack knob weighs a wait against speed.
+    jobs and spare no wait, which is what 002's pack knob weighs against speed.
     """
 
     @dataclass(frozen=True)

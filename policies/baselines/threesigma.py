@@ -45,7 +45,7 @@ class ThreeSigma:
         slo_weight: float = tunable(10.0, "utility of a met deadline, if a best-effort job has 1 at most", low=1.0, high=1e4)
         spread: float = tunable(0.5, "standard deviation of the logarithm of true over estimated run times", low=0.0, high=3.0)
         suspicious: float = tunable(
-            0.95, "probability of missing the deadline above which an estimate counts as too high", low=0.0, high=1.0
+            0.95, "probability of missing the deadline from which on an estimate counts as too high", low=0.0, high=1.0
         )
         unknown: float = tunable(3600.0, "seconds that a job of unknown length is taken to last, before any has ended", low=1.0, high=1e7)
         round: float = tunable(60.0, "seconds from one round to the next", low=0.1, high=86400.0)

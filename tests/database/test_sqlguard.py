@@ -626,12 +626,19 @@ def test_parquet(target: Target, tmp_path: Path) -> None:
     ("SELECT json_tree('[]')", "use it in FROM"), ("SELECT 1 +", "query: "), ("EXPLAIN PIVOT jobs ON state", "PIVOT"),
     ("SHOW nodes", "only SHOW TABLES; DESCRIBE shows one"), ("select nme from jobs", "LINE 1: select nme from jobs"),
     ("select 1 AS a,\n nme\nfrom jobs", "LINE 2: nme"),
+    ("-- of all\n\nselect\n nme from jobs", "LINE 4: nme"), ("explain -- how\nselect nme from jobs", "LINE 2: select nme"),
+    ("SELECT now(),\n CAST(name AS INT) FROM jobs", "LINE 2: CAST"), ("PIVOT jobs\nON nme USING count(*)", "LINE 2: ON nme"),
 ])  # fmt: skip
 def test_errors_say_what_to_do(target: Target, sql: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         run_query(target.con.cursor(), sql, AnswerLimits(), target.tables)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_an_error_shows_the_line_as_given_for_parquet_too(target: Target) -> None:
+    with pytest.raises(UsageError, match="LINE 1: select nme from jobs"):
+        run_parquet(target.con.cursor(), "select nme from jobs", AnswerLimits(), target.tables, target.scratch)
 
 
 def test_plain_leaves_nothing_that_json_does_not_know() -> None:

@@ -93,7 +93,7 @@ def _of(pool: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @pass_app
 @examples("stoker runner ray list", "stoker runner ray list --ray-address 10.0.0.1:6379 --json")
 def list_(app: App, ray_address: str | None) -> Answer:
-    """List the runners kept by actors of the cluster, from these."""
+    """List the runners kept by actors of the cluster, as the actors tell."""
     from ...hosts import ray_runners
 
     with ray_runners.connected(ray_address) as cluster:
