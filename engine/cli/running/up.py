@@ -20,10 +20,11 @@ from ....runners.network.addresses import address_of_daemon, interfaces, require
 from ... import format as fmt
 from ...errors import Conflict, StokerError, Unreachable, UsageError
 from ...home import Home
+from ...identity import alive
 from ..command import App, Command, examples, pass_app
 from ..numbers import FiniteRange, Size
 from ..output import Answer, error_line, json_option, note, write
-from .children import Child, describe_exit
+from .children import Child, describe_exit, end, left
 
 if TYPE_CHECKING:
     from ...client import Client
@@ -219,11 +220,31 @@ def _local(app: App, timeout: float = 5.0) -> Client:
 
 
 def _refuse_second(app: App) -> None:
+    """Refuse where a daemon runs that a person has started. One of another `up` is that one's, or is left by it: `_sole` tells."""
+    if left(app.home.daemon_lock):
+        return
     try:
         running = _local(app).get("/v1/status")
     except Unreachable:
         return
     raise Conflict(f"a daemon already runs on {app.home.path} (pid {running['pid']}); look with 'stoker status', end it with 'stoker down'")
+
+
+def _take_over(home: Home) -> None:
+    """End what an `up` that was killed has left, in order: what runs is to be watched by the next one."""
+    found = [(f"runner {lock.stem}", process) for lock in sorted(home.path.glob("runners/*.lock")) if (process := left(lock))]
+    if daemon := left(home.daemon_lock):
+        from ...config import load
+
+        load(home)  # while its configuration is wrong, no other could take its place
+        found.append(("daemon", daemon))
+    for name, process in found:
+        end(process, STOP_GRACE)
+        if alive(process):
+            raise Conflict(f"the {name} (pid {process.pid}), left by a 'stoker up' that was killed, does not end: look at it with 'ps'")
+    if found:
+        names = ", ".join(f"{name} (pid {process.pid})" for name, process in found)
+        note(f"ended what a 'stoker up' that was killed had left: {names}; it is started anew, and jobs go on")
 
 
 def _detach(app: App, options: list[str], node: str | None) -> None:
@@ -335,12 +356,14 @@ def up(
     home = app.home.create()
     _refuse_second(app)
     files = _certificate(home, tcp, tls, tls_cert, tls_key)
-    daemon = Child("daemon", _daemon_argv(home, {"--tcp": tcp, **files, "--ui": ui}, accept_loss))
+    daemon = Child("daemon", _daemon_argv(home, {"--tcp": tcp, **files, "--ui": ui}, accept_loss), home.daemon_lock)
     if address is not None:
         require_own(address)
     offers = {"--slots": slots, "--slot-memory": slot_memory, "--address": address}
     meets = {"--address": address or address_of_daemon(tcp)}  # a gang over hosts may meet here
-    runner = None if no_runner else Child("runner", runner_argv(home, node, pool, {**offers, **meets}))
+    runner = None if no_runner else Child("runner", runner_argv(home, node, pool, {**offers, **meets}), home.runner_lock(node or _host()))
+    with _sole(home):
+        _take_over(home)
     if detach:
         given = {**offers, "--pool": pool, "--node": node, "--tcp": tcp, **({} if tls else files), "--ui": ui}
         options = [str(word) for name, value in given.items() if value is not None for word in (name, value)]
