@@ -99,7 +99,7 @@ def test_the_next_up_takes_over_what_a_killed_one_has_left(home: Home, up: Calla
         return found["pid"] if found["state"] == "up" and found["pid"] != former else None
 
     follower = second.until(lambda: runner_but(agent))
-    assert second.said().count("ended what a 'stoker up' that was killed had left: runner here") == 1
+    assert second.said().count("an earlier 'stoker up' was killed: its runner (pid ") == 1
     for pid in (daemon, agent):
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)

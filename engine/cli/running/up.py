@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -230,21 +230,20 @@ def _refuse_second(app: App) -> None:
     raise Conflict(f"a daemon already runs on {app.home.path} (pid {running['pid']}); look with 'stoker status', end it with 'stoker down'")
 
 
-def _take_over(home: Home) -> None:
-    """End what an `up` that was killed has left, in order: what runs is to be watched by the next one."""
-    found = [(f"runner {lock.stem}", process) for lock in sorted(home.path.glob("runners/*.lock")) if (process := left(lock))]
-    if daemon := left(home.daemon_lock):
-        from ...config import load
+def _take_over(home: Home, children: Sequence[Child]) -> None:
+    """End what a killed `up` has left and these are to replace, in order: nobody would start it again when it dies."""
+    found = [(child.name, process) for child in children if child.lock and (process := left(child.lock))]
+    if not found:
+        return
+    from ...config import load
 
-        load(home)  # while its configuration is wrong, no other could take its place
-        found.append(("daemon", daemon))
+    load(home)  # while the configuration is wrong, nothing could take their place
     for name, process in found:
         end(process, STOP_GRACE)
         if alive(process):
             raise Conflict(f"the {name} (pid {process.pid}), left by a 'stoker up' that was killed, does not end: look at it with 'ps'")
-    if found:
-        names = ", ".join(f"{name} (pid {process.pid})" for name, process in found)
-        note(f"ended what a 'stoker up' that was killed had left: {names}; it is started anew, and jobs go on")
+    names = " and ".join(f"its {name} (pid {process.pid})" for name, process in found)
+    note(f"an earlier 'stoker up' was killed: {names} had gone on, and will be started anew; jobs go on")
 
 
 def _detach(app: App, options: list[str], node: str | None) -> None:
@@ -363,7 +362,7 @@ def up(
     meets = {"--address": address or address_of_daemon(tcp)}  # a gang over hosts may meet here
     runner = None if no_runner else Child("runner", runner_argv(home, node, pool, {**offers, **meets}), home.runner_lock(node or _host()))
     with _sole(home):
-        _take_over(home)
+        _take_over(home, [child for child in (runner, daemon) if child])  # the runner first: it can still report
     if detach:
         given = {**offers, "--pool": pool, "--node": node, "--tcp": tcp, **({} if tls else files), "--ui": ui}
         options = [str(word) for name, value in given.items() if value is not None for word in (name, value)]
