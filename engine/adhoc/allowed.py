@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from sqlglot.errors import SqlglotError
 
 from ..errors import UsageError, nearest
 from .functions import FUNCTIONS, TABLE_FUNCTIONS
+
+logging.getLogger("sqlglot").setLevel(logging.ERROR)  # it warns of each statement that it does not know; the reader is told
 
 MAX_DEPTH = 40  #: brackets inside brackets
 

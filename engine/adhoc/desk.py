@@ -150,7 +150,7 @@ class Desk:
     # Questions: in the event loop.
 
     async def ask(self, user: str, question: Question) -> SqlAnswer:
-        """The answer. Raises what is wrong with the statement, or LimitExceeded when it was cut off."""
+        """The answer. Raises the error of a wrong statement, or LimitExceeded when it was cut off."""
         head, body = await self._ask(user, question.text, question.format, question.rows, question.seconds)
         return SqlAnswer(body, head.media, head.truncated)
 

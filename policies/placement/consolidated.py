@@ -37,7 +37,7 @@ class Placement:
         gpus, jobs = view.gpus, view.jobs
         self.gpus = gpus
         self._needs, self._names = view.needs, view.nodes.id
-        self.version = 0  #: of what is free
+        self.version = 0  #: changes with the free GPUs
         self._all_usable = np.count_nonzero(gpus.usable) == len(gpus)
         if view.free is not None:
             self._now = view.free.copy()

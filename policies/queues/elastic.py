@@ -436,7 +436,7 @@ def _still_free(pool: Pool, division: Division, order: Ints) -> dict[int, tuple[
 def _unserved(pool: Pool, given: Mapping[int, tuple[int, ...]], order: Ints) -> Ints:
     """All present and future waiting jobs, in order of service; those that can never start come last."""
     rows = np.concatenate([order, pool.impossible])
-    stays = (pool.jobs.phase == Phase.ACTIVE) & ~pool.resizable  # protected: it keeps what it holds
+    stays = (pool.jobs.phase == Phase.ACTIVE) & ~pool.resizable  # protected: it keeps its GPUs
     unserved: Ints = rows[~np.isin(rows, list(given)) & ~stays[rows]]
     return unserved
 

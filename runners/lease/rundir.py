@@ -111,7 +111,7 @@ class RunDir:
         write_atomically(self.path / name, json.dumps(content).encode())
 
     def replace(self, name: str, content: Any) -> None:
-        """The same for what a crash of the machine may lose: without fsync, which is too slow for what is written often."""
+        """The same for content that a crash of the machine may lose: without fsync, which is too slow for frequent writes."""
         temporary = self.path / f".{name}.tmp"
         temporary.unlink(missing_ok=True)  # whatever a job has put there
         with open(os.open(temporary, _WRITE | os.O_EXCL, 0o600), "w") as file:

@@ -373,7 +373,7 @@ class Trainer:
         return feeds
 
     def take(self, state: Mapping[str, Any]) -> None:
-        """Become what was saved."""
+        """Take over the saved state."""
         missing, unexpected = self.model.load_state_dict(state["model"], strict=False)
         if unexpected or not set(missing) <= (set() if self.task.save_frozen else self._frozen()):
             names = ", ".join([*missing, *unexpected][:3])

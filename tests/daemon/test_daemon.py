@@ -12,6 +12,7 @@ import time
 import msgspec
 import pytest
 from e2e import free_port
+from model import one_transaction
 from stoker.engine.config import Config, Guards, Hook, PolicyDefault, load
 from stoker.engine.errors import KINDS, Conflict, NotFound, Stale, Unauthorized, UsageError
 from stoker.engine.fleet import registration as runners
@@ -378,6 +379,18 @@ class TestScheduling:
         assert self.decisions(store) == [("fifo", 5, "applied", None)]
         with store.read() as con:
             assert con.execute("SELECT job_id, code FROM waiting").fetchall() == [(3, "resources")]
+
+    def test_ticks_that_were_counted_are_written_with_the_next_decision(self, store, scheduling):
+        for _ in range(3):
+            scheduling.tick("default")
+        put(store, JobSpec(name="a", recipe="toy"))
+        before, tick = store.commits, threading.Thread(target=scheduling.tick, args=["default"])
+        with one_transaction(store):
+            tick.start()
+            until(lambda: store._requests.qsize() == 2)
+        tick.join()
+        assert store.commits == before + 1
+        assert self.decisions(store) == [("fifo", 3, "unchanged", None), ("fifo", 1, "applied", None)]
 
     def test_a_policy_is_in_force_from_the_next_tick_and_the_history_is_kept(self, store, scheduling):
         scheduling.tick("default")

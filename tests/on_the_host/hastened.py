@@ -19,13 +19,14 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from stoker.runners.host import runs
 from stoker.runners.host.launch import handed_on
 from stoker.runners.lease.rundir import ENV_TAG, RunDir
-from stoker.runners.lease.supervisor import Launch
+from stoker.runners.lease.supervisor import Launch, Supervisor
 from stoker.runners.warm import fork_server
-from stoker.runners.warm.warm_starts import Forked, WarmStarts
+from stoker.runners.warm.warm_starts import _THREADS, Forked, WarmStarts, _differs
 
 
 @functools.cache
@@ -36,11 +37,17 @@ def place() -> str:
     listening.bind(str(path))
     listening.listen(64)
     command = [sys.executable, "-P", __file__, str(listening.fileno())]
-    env = {**os.environ, ENV_TAG: "-" * fork_server.TAG_PLACE}
+    env = {**os.environ, **_THREADS, ENV_TAG: "-" * fork_server.TAG_PLACE}
     with listening:
         server = subprocess.Popen(command, pass_fds=[listening.fileno()], env=env, stdin=subprocess.PIPE, start_new_session=True)
-    atexit.register(server.communicate)  # it leaves when its standard input is closed
+    atexit.register(_end, server)
     return str(path)
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    """What it has forked goes on. Where pytest is killed it leaves by itself, as its standard input is closed."""
+    server.kill()
+    server.communicate()
 
 
 # In an agent
@@ -74,6 +81,13 @@ def _asked(path: str, run: RunDir, launch: Launch) -> Forked:
 
 class _Fresh(fork_server.ForkingSupervisor):
     warm = False
+    fits = WarmStarts(enabled=True, environment=handed_on(os.environ))
+
+    def _spawn(self, output: int) -> Any:
+        """A fork, unless the job has another environment than this process had when it imported; the agent has compared its own."""
+        if _differs(self.fits._servers_environment(), self.launch["env"]):
+            return Supervisor._spawn(self, output)
+        return super()._spawn(output)
 
 
 def _serve(listening: socket.socket) -> None:

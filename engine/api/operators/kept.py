@@ -49,7 +49,7 @@ def _kept(call: Call) -> list[dict[str, Any]]:
         table("events", days.events, "then moved to the archive (retention.events)"),
         files("archive", "archive", None, "events of before, until you remove it"),
         files("backups", "backups", None, f"of the nightly ones the newest {KEEP_BACKUPS}; others until you remove them"),
-        files("snapshots", "snapshots", None, "copies of 'submit --snapshot', until you remove them"),
+        files("snapshots", "snapshots", None, "copies of 'submit --snapshot': unused ones go after a week, larger ones than 64 MiB never"),
         files("kept logs", "kept-logs", KEPT_FOR, "ends of logs of other hosts"),
         files("jobs", "jobs", None, "logs for 30 days after the end; checkpoints are results: kept until you remove them"),
         *(row for row in elsewhere if row["where"] != f"{socket.gethostname()}:{home.path}"),

@@ -36,7 +36,7 @@ async def change(call: Call) -> dict[str, Any]:
             raise UsageError(f"backbones: must be names of models or absolute paths of their directories, not {shown(name)}")
     if len(asked.backbones) > MOST_BACKBONES:
         raise UsageError(f"backbones: {len(asked.backbones)} are more than {MOST_BACKBONES}, which is the most")
-    if asked.backbones or not await _kept(call, pool):  # what is kept of a pool that is not there can be taken back
+    if asked.backbones or not await _kept(call, pool):  # backbones kept in a pool that no longer exists can still be dropped
         await _require(call, pool)
     await call.control(call.daemon.store.write, keep_warm, KeepWarm(pool, asked.backbones, call.who.user))
     return {"pool": pool, "warm": await _kept(call, pool)}

@@ -71,7 +71,7 @@ def sql(
     if watch is None:
         _once(app, body, output, to)
     elif output != "table" or to is not None:
-        raise UsageError("--watch shows tables: leave out -o and --to")
+        raise UsageError("--watch shows tables: leave out -o, --json and --to")
     else:
         _watch(app, body, watch)
 

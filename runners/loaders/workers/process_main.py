@@ -39,7 +39,7 @@ class Raised:
 def main(parent: socket.socket, whereabouts: Whereabouts) -> None:
     """Take the functions, then items. The parent ends it by closing the socket, or by a signal."""
     _die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the consumer decides what it means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the consumer handles it
     with contextlib.suppress(ipc.Closed):
         chain = _first(parent, whereabouts)
         stopwatch = Stopwatch(time.process_time)

@@ -174,7 +174,7 @@ class Crew:
         self._position = 0  #: of the next item among those of the feed
         self._lock = threading.Lock()  #: of what follows
         self.wanted = 0  #: workers: those of `resize`, less those that could not be started
-        self.processes = processes  #: the wanted kind: whether workers are processes, or are becoming so
+        self.processes = processes  #: the kind that is wanted: whether workers are processes, or are becoming so
         self._started = 0
         self._alive = {False: 0, True: 0}  #: number of threads and of processes
         self._moved = 0  #: workers of the other kind at the time of the change
