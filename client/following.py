@@ -129,7 +129,9 @@ def failure(ended: Sequence[dict[str, Any]]) -> JobFailed | None:
     first = bad[0]
     more = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
     reason = first["state_reason"] if "state_reason" in first else first["reason"]  # a row of the table jobs, or of the view jobs_now
-    return JobFailed(f"job {first['id']} {first['name']} {first['state']}: {reason}{more}; see 'stoker logs {first['id']}'")
+    began = first["first_start_at"] is not None or first["exit_code"] is not None
+    look = f"; see 'stoker logs {first['id']}'" if began else ""  # one that has never begun has written nothing
+    return JobFailed(f"job {first['id']} {first['name']} {first['state']}: {reason}{more}{look}")
 
 
 def post_once(client: Client, path: str, body: Any, patience: float = PATIENCE, timeout: float | None = None) -> Any:

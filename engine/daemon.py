@@ -162,7 +162,7 @@ class Lock:
 @contextlib.contextmanager
 def only_one(home: Home) -> Iterator[Lock]:
     """Hold the home's lock; the kernel releases it however this process ends."""
-    with open(home.path / "daemon.lock", "a+") as file:
+    with open(home.daemon_lock, "a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

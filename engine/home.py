@@ -10,6 +10,7 @@ from pathlib import Path
 from .errors import UsageError
 
 ENV_HOME = "STOKER_HOME"
+ENV_KEPT = "STOKER_KEPT"  #: in the environment of what `up` starts: the lock file that it is to hold
 ENV_IMPORTING = "STOKER_IMPORTING"  #: number of the job whose worker is importing its script: nothing may be submitted meanwhile
 
 
@@ -34,6 +35,7 @@ class Home:
     config = _Place("config.toml")
     logs = _Place("logs")
     backups = _Place("backups")
+    daemon_lock = _Place("daemon.lock")  #: held by the daemon as long as it lives; begins with its pid
     tls = _Place("tls")  #: the authority that this home trusts over TLS (ca.pem), and its daemon's certificate
     archive = _Place("archive")  #: Parquet files of exported events and metrics
     scratch = _Place("scratch")  #: where the database makes files that are sent on, such as Parquet answers

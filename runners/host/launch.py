@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from ...engine.home import ENV_KEPT
 from ...engine.protocol import ENV_PILOT, Assignment
 from ...engine.spec.model import JobSpec
 from ..lease import rundir
@@ -31,8 +32,8 @@ from ..network.addresses import LOOPBACK, free_port, interface_of, is_loopback
 
 KILL_WAIT = 30.0
 #: variables of the agent that a job must not get: its rights at the daemon, and the rank of a gang
-_WITHHELD = ("STOKER_TOKEN", ENV_PILOT, rundir.ENV_NODE_RANK, "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK",
-             "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
+_WITHHELD = ("STOKER_TOKEN", ENV_KEPT, ENV_PILOT, rundir.ENV_NODE_RANK, "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
+             "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
 #: prefixes of variables that a job or launcher left there which started the runner: parameters, another gang's ranks
 _WITHHELD_FROM = ("STOKER_PARAM_", "STOKER_JOB_", "TORCHELASTIC_", "SLURM_", "RAY_", "OMPI_", "PMI_", "PMIX_", "PALS_", "FLUX_",
                   "MPI_LOCAL")  # fmt: skip

@@ -131,7 +131,7 @@ def test_a_job_that_fails_or_is_cancelled_while_one_waits_is_one_exception() -> 
     with pytest.raises(client.LimitExceeded, match=r"is submitted after 0[.]2 s: it goes on"):
         held.wait(timeout=0.2)
     held.cancel()
-    with pytest.raises(client.JobFailed, match="never cancelled: cancelled by"):
+    with pytest.raises(client.JobFailed, match=r"never cancelled: cancelled by [^;]*$"):
         held.wait(10)
     again = held.retry()
     assert again.id != held.id and again.wait(60).state == "completed"  # it is not held a second time

@@ -74,6 +74,42 @@ def test_a_killed_daemon_is_restarted_and_ctrl_c_ends_both(home: Home, up: Calla
             os.kill(pid, 0)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("daemon_lives", [True, False])
+def test_the_next_up_takes_over_what_a_killed_one_has_left(home: Home, up: Callable[..., Up], daemon_lives: bool) -> None:
+    """It ran on unwatched, and the next `up` was refused: nobody would have started it again."""
+    first = up("--slots", "1", "--node", "here")
+    daemon = first.until(first.daemon)
+    spec = {"name": "long", "kind": "train", "command": ["sleep", "600"], "workdir": "/"}
+    (job,) = first.client.post("/v1/jobs", {"jobs": [spec], "provenance": {"argv": ["test"], "cwd": "/"}})["jobs"]
+    lease = first.until(lambda: [each for each in first.client.get(f"/v1/jobs/{job['id']}")["leases"] if each["state"] == "running"])[0]
+    agent = first.client.get("/v1/runners")["runners"][0]["pid"]
+    first.process.kill()
+    first.process.wait()
+    if not daemon_lives:
+        os.kill(daemon, signal.SIGKILL)
+    rivals = [up("--slots", "1", "--node", "here") for _ in range(2)]
+    refused = until(lambda: [each for each in rivals if each.process.poll() is not None])
+    assert [each.process.wait() for each in refused] == [4]
+    (second,) = [each for each in rivals if each not in refused]
+    assert second.until(lambda: (found := second.daemon()) != daemon and found) not in (daemon, agent)
+
+    def runner_but(former: int) -> int | None:
+        (found,) = second.client.get("/v1/runners")["runners"]
+        return found["pid"] if found["state"] == "up" and found["pid"] != former else None
+
+    follower = second.until(lambda: runner_but(agent))
+    assert second.said().count("an earlier 'stoker up' was killed: its runner (pid ") == 1
+    for pid in (daemon, agent):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    os.kill(follower, signal.SIGKILL)
+    second.until(lambda: runner_but(follower))
+    (only,) = second.client.get(f"/v1/jobs/{job['id']}")["leases"]
+    assert (only["id"], only["state"]) == (lease["id"], "running")
+    of_home(home, "down", "--workers")
+
+
 def daemons(up: Up) -> dict[int, list[str]]:
     """Command lines of its daemons that have begun."""
     lines: dict[int, list[str]] = {}

@@ -293,7 +293,7 @@ def test_rows_of_a_file_that_are_no_jobs_are_told(stoker: Callable[..., Told], t
     rows = "0,a,0,60,1,v\n1,b,0,-60,1,v\n2,c,0,60,0,v\n3,a,9,60,1,v\n"
     (tmp_path / "odd.csv").write_text("job_id,job_key,submit,duration,num_gpu,vc\n" + rows)
     code, out, told = stoker("simulate", str(tmp_path / "odd.csv"), "-n", "1x2", "-p", "fifo", "--no-store")
-    assert code == 0 and "1 jobs" in out
+    assert code == 0 and "\n1 job\n" in out
     assert told == "stoker: left out of odd: 1 negative duration, 1 CPU job (0 GPUs), 1 duplicate id\n"
     made = str(tmp_path / "made.csv")
     assert stoker("trace", "synth", str(tmp_path / "odd.csv"), "--name", "m", "--to", made)[0] == 0
@@ -324,7 +324,7 @@ def test_a_long_study_says_in_a_pipe_how_far_it_is(stoker: Callable[..., Told], 
 
 def test_until_says_who_has_not_ended(stoker: Callable[..., Told], trace: str) -> None:
     _, out, _ = stoker("simulate", trace, "-p", "fifo", "-n", "1x2", "--until", "110s", "--no-store")
-    assert "fifo: 1 jobs finished, 0 rejected, 2 not ended" in out
+    assert "fifo: 1 job finished, 0 rejected, 2 not ended" in out
 
 
 def test_use_until_the_cut_is_of_the_time_until_the_cut(stoker: Callable[..., Told], trace: str) -> None:
@@ -352,7 +352,7 @@ def test_jobs_that_come_after_the_cut_are_no_part_of_the_run(stoker: Callable[..
     line = ["simulate", str(tmp_path / "cut.csv"), "-p", "fifo", "-n", "1x2", "--until", "1000s", "--no-store"]
     code, out, _ = stoker(*line)
     assert code == 0 and "2 jobs; 1 submitted at --until or later are left out\n" in out
-    assert "1 jobs finished, 0 rejected, 1 not ended, 1 of these before their last deadline: neither kept nor violated" in out
+    assert "1 job finished, 0 rejected, 1 not ended, 1 of these before their last deadline: neither kept nor violated" in out
     told = json.loads(stoker(*line, "--json")[1])
     (row,), (run_row,) = told["policies"], told["runs"]
     assert (row["jobs"], row["slo_violations"], row["r_slo"], row["undecided"], row["not_submitted"]) == (2, 0, 0, 1, 1)
@@ -374,7 +374,7 @@ def test_how_many_jobs_there_are_is_known_before_any_run() -> None:
     workload = make_workload("cut", [0, 10, 2000], [100, 50, 10], [1, 16, 1])
     asked = study.Study(workload, Cluster.parse("1x2"), Options(until=1000.0), study.runs_of(study.choose(["fifo"], []), [0]))
     assert [*sim_words.remarks(asked, [], [])] == [
-        "1 jobs; 1 larger than the cluster are left out; 1 submitted at --until or later are left out"
+        "1 job; 1 larger than the cluster are left out; 1 submitted at --until or later are left out"
     ]
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from e2e import DaemonProcess, Jobs, RunnerProcess, Said, command, end_workers, free_port, until
+from stoker.client.following import failure
 from stoker.engine.cli.main import run
 from stoker.engine.cli.running.checks import Finding, trouble
 from stoker.engine.client import Client
@@ -279,6 +280,7 @@ def test_what_only_the_runner_can_see_fails_the_job_in_words(live: Live, fields:
     job = live.jobs.submit("cannot-start", **fields)
     ended = live.jobs.ended(job)
     assert ended["state"] == "failed" and words in ended["state_reason"] and "\n" not in ended["state_reason"]
+    assert "stoker logs" not in str(failure([ended])), "it has written nothing"
 
 
 def test_a_bad_line_of_an_env_file_is_named_and_its_value_is_not(live: Live, stoker: Callable[..., Said], tmp_path: Path) -> None:

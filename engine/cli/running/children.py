@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+from ....runners.lease import processes
+from ...home import ENV_KEPT
+from ...identity import Process, alive, stat
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  #: seconds before a restart; doubles with each failure in a row
 STEADY_SECONDS = 60.0  #: after so long a life a child restarts with the first pause again
@@ -18,6 +24,7 @@ class Child:
 
     name: str
     argv: Sequence[str]
+    lock: Path | None = None  #: that it holds, with its pid; by it the next `up` knows it
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
     pause: float = FIRST_PAUSE
@@ -27,6 +34,8 @@ class Child:
         # A group of its own: a Ctrl-C of the terminal reaches us alone, and we end the children in order.
         # Both must use this home's socket, whatever daemon the user's own commands go to.
         environment = {name: value for name, value in os.environ.items() if name != "STOKER_URL"}
+        if self.lock is not None:
+            environment[ENV_KEPT] = str(self.lock.resolve())
         self.started = time.monotonic()
         self.process = subprocess.Popen(self.argv, stdin=subprocess.DEVNULL, process_group=0, env=environment)
         self.restart_at = None
@@ -73,10 +82,27 @@ class Child:
         return self.process.wait()
 
 
+def left(lock: Path) -> Process | None:
+    """The process that holds this lock if an `up`, perhaps killed since, has started it; None for one that a person has started."""
+    try:
+        found = stat(int(lock.read_text().split()[0]))
+        kept = found and os.fsencode(f"{ENV_KEPT}={lock.resolve()}") in Path(f"/proc/{found.pid}/environ").read_bytes().split(b"\0")
+    except (OSError, ValueError, IndexError):  # another user's is not ours
+        return None
+    return found.process if found and kept and not found.dead else None
+
+
+def end(process: Process, grace: float) -> None:
+    """The same as `Child.stop`, for a process that is not our child."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        processes.send(process, number)
+        until = time.monotonic() + grace
+        while alive(process) and time.monotonic() < until:
+            time.sleep(0.05)
+
+
 def describe_exit(code: int) -> str:
     """The end of a process in words."""
-    import signal
-
     if code >= 0:
         return f"exit code {code}"
     try:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,10 +20,11 @@ from ....runners.network.addresses import address_of_daemon, interfaces, require
 from ... import format as fmt
 from ...errors import Conflict, StokerError, Unreachable, UsageError
 from ...home import Home
+from ...identity import alive
 from ..command import App, Command, examples, pass_app
 from ..numbers import FiniteRange, Size
 from ..output import Answer, error_line, json_option, note, write
-from .children import Child, describe_exit
+from .children import Child, describe_exit, end, left
 
 if TYPE_CHECKING:
     from ...client import Client
@@ -219,11 +220,30 @@ def _local(app: App, timeout: float = 5.0) -> Client:
 
 
 def _refuse_second(app: App) -> None:
+    """Refuse where a daemon runs that a person has started. One of another `up` is that one's, or is left by it: `_sole` tells."""
+    if left(app.home.daemon_lock):
+        return
     try:
         running = _local(app).get("/v1/status")
     except Unreachable:
         return
     raise Conflict(f"a daemon already runs on {app.home.path} (pid {running['pid']}); look with 'stoker status', end it with 'stoker down'")
+
+
+def _take_over(home: Home, children: Sequence[Child]) -> None:
+    """End what a killed `up` has left and these are to replace, in order: nobody would start it again when it dies."""
+    found = [(child.name, process) for child in children if child.lock and (process := left(child.lock))]
+    if not found:
+        return
+    from ...config import load
+
+    load(home)  # while the configuration is wrong, nothing could take their place
+    for name, process in found:
+        end(process, STOP_GRACE)
+        if alive(process):
+            raise Conflict(f"the {name} (pid {process.pid}), left by a 'stoker up' that was killed, does not end: look at it with 'ps'")
+    names = " and ".join(f"its {name} (pid {process.pid})" for name, process in found)
+    note(f"an earlier 'stoker up' was killed: {names} had gone on, and will be started anew; jobs go on")
 
 
 def _detach(app: App, options: list[str], node: str | None) -> None:
@@ -335,12 +355,14 @@ def up(
     home = app.home.create()
     _refuse_second(app)
     files = _certificate(home, tcp, tls, tls_cert, tls_key)
-    daemon = Child("daemon", _daemon_argv(home, {"--tcp": tcp, **files, "--ui": ui}, accept_loss))
+    daemon = Child("daemon", _daemon_argv(home, {"--tcp": tcp, **files, "--ui": ui}, accept_loss), home.daemon_lock)
     if address is not None:
         require_own(address)
     offers = {"--slots": slots, "--slot-memory": slot_memory, "--address": address}
     meets = {"--address": address or address_of_daemon(tcp)}  # a gang over hosts may meet here
-    runner = None if no_runner else Child("runner", runner_argv(home, node, pool, {**offers, **meets}))
+    runner = None if no_runner else Child("runner", runner_argv(home, node, pool, {**offers, **meets}), home.runner_lock(node or _host()))
+    with _sole(home):
+        _take_over(home, [child for child in (runner, daemon) if child])  # the runner first: it can still report
     if detach:
         given = {**offers, "--pool": pool, "--node": node, "--tcp": tcp, **({} if tls else files), "--ui": ui}
         options = [str(word) for name, value in given.items() if value is not None for word in (name, value)]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ... import format as fmt
 from .sim_table import columns_for, row_of
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def write_report(
     seeds = max(average.seeds for average in averages)
     over = f", mean ± standard deviation over {seeds} seeds, curves of the first" if seeds > 1 else ""
     jobs = max(run.row["jobs"] for run in runs)
-    lead = f"Simulated, not measured: {jobs} jobs on {study.cluster} ({study.cluster.total} GPUs){over}."
+    lead = f"Simulated, not measured: {fmt.counted(jobs, 'job')} on {study.cluster} ({fmt.counted(study.cluster.total, 'GPU')}){over}."
     if runs[0].outcome.run.choice.label == AS_IT_WAS:
         lead += f" {AS_IT_WAS.capitalize()}: measured."
     rows = [row_of(average) for average in averages]

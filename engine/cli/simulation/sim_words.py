@@ -24,7 +24,7 @@ def remarks(study: Study, rows: Sequence[Row], runs: Sequence[Recorded]) -> Iter
 
     counted = [run.row for run in runs] or [jobs_of(study)]
     jobs, large, late = (max(row[name] for row in counted) for name in ("jobs", "dropped", "not_submitted"))
-    yield f"{jobs} jobs" + "".join(
+    yield fmt.counted(jobs, "job") + "".join(
         f"; {count} {words} are left out"
         for count, words in ((large, "larger than the cluster"), (late, "submitted at --until or later"))
         if count
@@ -83,7 +83,8 @@ def _ends(row: Row) -> str:
     still = _count(row["jobs"] - row["finished"] - row["rejected"])
     mean = "on average " if row["seeds"] > 1 else ""
     ahead = f", {undecided} of these before their last deadline: neither kept nor violated" if row["undecided"] else ""
-    return f"{row['label']}: {mean}{finished} jobs finished, {rejected} rejected, {still} not ended{ahead}"
+    jobs = "job" if finished == "1" else "jobs"
+    return f"{row['label']}: {mean}{finished} {jobs} finished, {rejected} rejected, {still} not ended{ahead}"
 
 
 def _count(mean: float) -> str:

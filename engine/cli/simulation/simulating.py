@@ -320,7 +320,7 @@ def _show(study: Study, value: Row, said: Sequence[str]) -> None:
 
     rows = value["policies"]
     replayed = f"; {AS_IT_WAS!r} was measured" if rows and rows[0]["label"] == AS_IT_WAS else ""
-    section(f"Simulated: {value['trace']} on {value['nodes']} ({study.cluster.total} GPUs){replayed}")
+    section(f"Simulated: {value['trace']} on {value['nodes']} ({fmt.counted(study.cluster.total, 'GPU')}){replayed}")
     for words in said:
         write(words + "\n")
     columns = columns_for(rows)
