@@ -311,7 +311,7 @@ def _import_errors(entrypoint: str, module: str) -> Iterator[None]:
 
 def _threads() -> int:
     given = os.environ.get(ENV_THREADS, "1")
-    if not given.isdigit() or int(given) < 1:
+    if not given.isdecimal() or int(given) < 1:
         raise UsageError(f"{ENV_THREADS}: {given!r} is not a number of threads; give 1 or more")
     return int(given)
 
