@@ -463,7 +463,9 @@ def launched(home: Path, inherited: dict[str, str] | None = None, cuda: tuple[st
     return prepare(run, given, cuda, {"PATH": os.environ["PATH"], **(inherited or {})})
 
 
-STRAY = dict.fromkeys(("STOKER_PARAM_OTHER", "TORCHELASTIC_RUN_ID", "SLURM_PROCID", "RAY_ADDRESS", "PMI_RANK", "STOKER_PILOT"), "1")
+STRAY = dict.fromkeys(
+    ("STOKER_PARAM_OTHER", "TORCHELASTIC_RUN_ID", "SLURM_PROCID", "RAY_ADDRESS", "PMI_RANK", "STOKER_PILOT", "STOKER_KEPT"), "1"
+)
 
 
 def test_environment_of_a_command(tmp_path: Path) -> None:

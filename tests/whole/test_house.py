@@ -86,8 +86,11 @@ MAY_IMPORT = {
     "engine.cli.jobs.ask": ("engine.cli", "", "engine.errors", "runners.share.inference_client"),
     # Addresses of this host are found out where runners are told them.
     "engine.cli.running.up": (
-        "engine.cli", "", "engine.client", "engine.errors", "engine.format", "engine.home", "engine.hosts", "runners.network.addresses",
+        "engine.cli", "", "engine.client", "engine.config", "engine.errors", "engine.format", "engine.home", "engine.hosts",
+        "runners.network.addresses",
     ),
+    # What a killed `up` has left is known and ended as workers are: by the identity of the process.
+    "engine.cli.running.children": ("engine.home", "engine.identity", "runners.lease.processes"),
     "engine.cli.running.tls": ("engine.cli", "", "engine.client", "engine.format", "engine.hosts"),
     "engine.cli.running.pool": ("engine.cli", "", "engine.errors", "engine.format", "runners.recipes"),
     "engine.cli.prompts.prompt_checks": (

@@ -92,13 +92,14 @@ def left(lock: Path) -> Process | None:
     return found.process if found and kept and not found.dead else None
 
 
-def end(process: Process, grace: float) -> None:
-    """The same as `Child.stop`, for a process that is not our child."""
+def end(process: Process, grace: float) -> bool:
+    """The same as `Child.stop`, for a process that is not our child; whether it has ended."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         processes.send(process, number)
         until = time.monotonic() + grace
         while alive(process) and time.monotonic() < until:
             time.sleep(0.05)
+    return not alive(process)
 
 
 def describe_exit(code: int) -> str:

@@ -20,7 +20,6 @@ from ....runners.network.addresses import address_of_daemon, interfaces, require
 from ... import format as fmt
 from ...errors import Conflict, StokerError, Unreachable, UsageError
 from ...home import Home
-from ...identity import alive
 from ..command import App, Command, examples, pass_app
 from ..numbers import FiniteRange, Size
 from ..output import Answer, error_line, json_option, note, write
@@ -239,8 +238,7 @@ def _take_over(home: Home, children: Sequence[Child]) -> None:
 
     load(home)  # while the configuration is wrong, nothing could take their place
     for name, process in found:
-        end(process, STOP_GRACE)
-        if alive(process):
+        if not end(process, STOP_GRACE):
             raise Conflict(f"the {name} (pid {process.pid}), left by a 'stoker up' that was killed, does not end: look at it with 'ps'")
     names = " and ".join(f"its {name} (pid {process.pid})" for name, process in found)
     note(f"an earlier 'stoker up' was killed: {names} had gone on, and will be started anew; jobs go on")
