@@ -615,6 +615,8 @@ def test_parquet(target: Target, tmp_path: Path) -> None:
     large = "SELECT md5(i::VARCHAR) AS a, md5((i + 1)::VARCHAR) AS b FROM range(3000000) t(i)"
     with pytest.raises(LimitExceeded, match="larger than 1 MiB"):  # and not written to its end, 200 MB later
         run_parquet(target.con.cursor(), large, AnswerLimits(rows=10**7, answer=1 << 20), target.tables, target.scratch)
+    with pytest.raises(UsageError, match="LINE 1: SELECT nme FROM jobs"):
+        run_parquet(target.con.cursor(), "SELECT nme FROM jobs", AnswerLimits(), target.tables, target.scratch)
     with pytest.raises(UsageError, match="parquet is for queries"):
         run_parquet(target.con.cursor(), "DESCRIBE jobs", AnswerLimits(), target.tables, target.scratch)
     assert [path.name for path in target.scratch.iterdir()] == ["sql"]
@@ -625,7 +627,8 @@ def test_parquet(target: Target, tmp_path: Path) -> None:
     ("DROP TABLE jobs", "only reads"), ("SELECT 1; SELECT 2", "one statement"), ("", "nothing to run"),
     ("SELECT json_tree('[]')", "use it in FROM"), ("SELECT 1 +", "query: "), ("EXPLAIN PIVOT jobs ON state", "PIVOT"),
     ("SHOW nodes", "only SHOW TABLES; DESCRIBE shows one"), ("select nme from jobs", "LINE 1: select nme from jobs"),
-    ("select 1 AS a,\n nme\nfrom jobs", "LINE 2: nme"),
+    ("select 1 AS a,\n nme\nfrom jobs", "LINE 2: nme"), ("PIVOT (\nSELECT state, nme FROM jobs) ON state", "LINE 2: SELECT state, nme"),
+    ("SELECT id, name, state, pool, owner, nme FROM jobs", " LINE 1: SELECT id, name, state, pool, owner, nme FROM jobs "),
 ])  # fmt: skip
 def test_errors_say_what_to_do(target: Target, sql: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
