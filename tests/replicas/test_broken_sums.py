@@ -155,11 +155,11 @@ def test_a_state_is_waited_for_as_long_as_its_member_answers() -> None:
     server = MemberServer("127.0.0.1", 0, 7, lambda: status)
     address = f"127.0.0.1:{server.port}"
     with ThreadPoolExecutor(1) as pool:
-        late = pool.submit(fetch, address, 7, 3, "h", patience=60.0, silence=0.2 * PATIENCE)
-        time.sleep(0.5 * PATIENCE)
+        late = pool.submit(fetch, address, 7, 3, "h", patience=60.0, silence=2.0 * PATIENCE)
+        time.sleep(1.2 * PATIENCE)  # it is asked a second time
         server.publish(3, "h", b"state")
         assert late.result() == b"state"
-    assert fetch(address, 7, 4, "h", patience=0.3, silence=0.2 * PATIENCE) is None
+    assert fetch(address, 7, 4, "h", patience=0.1, silence=2.0 * PATIENCE) is None
     server.close()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         began = time.monotonic()
