@@ -88,13 +88,15 @@ def run_query(con: duckdb.DuckDBPyConnection, sql: str, limits: AnswerLimits, ta
     started = time.monotonic()
     with _session(con, sql, tables) as statement:
         if statement.explain:
-            con.execute(f"EXPLAIN {_HERE}{statement.text}")
+            _within(con, "EXPLAIN", statement.text)
             names, types = _described(con)
         elif statement.wrappable:
             names, types = _shape(con, statement)
             zoned = any("WITH TIME ZONE" in kind for kind in types)
-            con.execute(_without_zones(statement.text, types) if zoned else statement.text)
-            if not zoned:
+            if zoned:
+                _without_zones(con, statement.text, types)
+            else:
+                con.execute(statement.text)
                 names, _ = _described(con)  # as written: a subquery numbers those that come twice
         else:
             con.execute(statement.text)
@@ -111,9 +113,9 @@ def run_parquet(con: duckdb.DuckDBPyConnection, sql: str, limits: AnswerLimits, 
         with _session(con, sql, tables) as statement:
             if statement.explain or not statement.wrappable:
                 raise UsageError("format: parquet is for queries; ask for DESCRIBE, SHOW and EXPLAIN as json or csv")
-            rows = f"SELECT * FROM ({_HERE}{statement.text}\n) LIMIT {limits.rows:d}"
+            after = f") LIMIT {limits.rows:d}) TO '{target}' (FORMAT parquet)"
             with _bounded(con, path, limits):
-                count = con.execute(f"COPY ({rows}) TO '{target}' (FORMAT parquet)").fetchall()[0][0]
+                count = _within(con, "COPY (SELECT * FROM (", statement.text, after).fetchall()[0][0]
             return ParquetFile(path.read_bytes(), count >= limits.rows)
     finally:
         path.unlink(missing_ok=True)
@@ -164,7 +166,7 @@ def _session(con: duckdb.DuckDBPyConnection, sql: str, tables: Collection[str]) 
                 if not statement.pivot:
                     raise
                 # Its columns are values of rows, which DuckDB reads first. The answer is kept, to be queried like others.
-                con.execute(f"CREATE TEMP TABLE pivoted AS ({_HERE}{statement.text}\n)")
+                _within(con, "CREATE TEMP TABLE pivoted AS (", statement.text, ")")
                 statement = replace(statement, text="FROM pivoted")
             yield statement
         finally:
@@ -174,15 +176,25 @@ def _session(con: duckdb.DuckDBPyConnection, sql: str, tables: Collection[str]) 
         raise _translated(error, statement.above) from None
 
 
-_HERE = "/**/"  #: between our words and the first line of a statement, from which errors count the lines
-_LINE = re.compile(r"^LINE (\d+): (?:.*?/\*\*/)?", re.MULTILINE)
+def _within(con: duckdb.DuckDBPyConnection, before: str, text: str, after: str = "") -> duckdb.DuckDBPyConnection:
+    """Run a statement inside another, on lines of its own; errors name its lines by their own numbers."""
+    import duckdb
+
+    try:
+        return con.execute(f"{before}\n{text}\n{after}")
+    except duckdb.Error as error:
+        raise type(error)(_moved(str(error), -1)) from None
+
+
+def _moved(said: str, by: int) -> str:
+    return re.sub(r"^LINE (\d+):", lambda line: f"LINE {int(line[1]) + by}:", said, flags=re.MULTILINE)
 
 
 def _translated(error: Exception, above: int) -> Exception:
     """``above``: lines that were given before the statement."""
     import duckdb
 
-    text = " ".join(_LINE.sub(lambda line: f"LINE {int(line[1]) + above}: ", str(error)).split())
+    text = " ".join(_moved(str(error), above).split())
     if isinstance(error, OverflowError | ValueError):  # such as an interval of a million years
         return UsageError(f"query: a value cannot be answered: {text[:200]}; cast it to VARCHAR")
     if isinstance(error, StokerError) or not isinstance(error, duckdb.Error | MemoryError):
@@ -215,7 +227,7 @@ def plain(value: Any) -> Any:
 
 
 def _shape(con: duckdb.DuckDBPyConnection, statement: Statement) -> tuple[list[str], list[str]]:
-    columns = con.execute(f"DESCRIBE SELECT * FROM ({_HERE}{statement.text}\n)").fetchall()
+    columns = _within(con, "DESCRIBE SELECT * FROM (", statement.text, ")").fetchall()
     return [column[0] for column in columns], [column[1] for column in columns]
 
 
@@ -224,8 +236,8 @@ def _described(con: duckdb.DuckDBPyConnection) -> tuple[list[str], list[str]]:
     return [column[0] for column in description], [str(column[1]) for column in description]
 
 
-def _without_zones(text: str, types: list[str]) -> str:
-    """The statement with times with a zone turned to UTC ones: Python can fetch the former only if pytz is installed."""
+def _without_zones(con: duckdb.DuckDBPyConnection, text: str, types: list[str]) -> None:
+    """Run the statement with times with a zone turned to UTC ones: Python can fetch the former only if pytz is installed."""
     names = [f"c{number}" for number in range(len(types))]
     parts = []
     for name, kind in zip(names, types, strict=True):
@@ -233,7 +245,7 @@ def _without_zones(text: str, types: list[str]) -> str:
             parts.append(f"make_timestamp(epoch_us({name})) AS {name}")
         else:
             parts.append(f"{name}::VARCHAR AS {name}" if "WITH TIME ZONE" in kind else name)
-    return f"SELECT {', '.join(parts)} FROM ({_HERE}{text}\n) AS answer({', '.join(names)})"
+    _within(con, f"SELECT {', '.join(parts)} FROM (", text, f") AS answer({', '.join(names)})")
 
 
 def _fetch(con: duckdb.DuckDBPyConnection, limits: AnswerLimits) -> tuple[list[tuple[Any, ...]], bool]:

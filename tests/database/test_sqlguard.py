@@ -615,6 +615,8 @@ def test_parquet(target: Target, tmp_path: Path) -> None:
     large = "SELECT md5(i::VARCHAR) AS a, md5((i + 1)::VARCHAR) AS b FROM range(3000000) t(i)"
     with pytest.raises(LimitExceeded, match="larger than 1 MiB"):  # and not written to its end, 200 MB later
         run_parquet(target.con.cursor(), large, AnswerLimits(rows=10**7, answer=1 << 20), target.tables, target.scratch)
+    with pytest.raises(UsageError, match="LINE 1: SELECT nme FROM jobs"):
+        run_parquet(target.con.cursor(), "SELECT nme FROM jobs", AnswerLimits(), target.tables, target.scratch)
     with pytest.raises(UsageError, match="parquet is for queries"):
         run_parquet(target.con.cursor(), "DESCRIBE jobs", AnswerLimits(), target.tables, target.scratch)
     assert [path.name for path in target.scratch.iterdir()] == ["sql"]
@@ -628,6 +630,8 @@ def test_parquet(target: Target, tmp_path: Path) -> None:
     ("select 1 AS a,\n nme\nfrom jobs", "LINE 2: nme"),
     ("-- of all\n\nselect\n nme from jobs", "LINE 4: nme"), ("explain -- how\nselect nme from jobs", "LINE 2: select nme"),
     ("SELECT now(),\n CAST(name AS INT) FROM jobs", "LINE 2: CAST"), ("PIVOT jobs\nON nme USING count(*)", "LINE 2: ON nme"),
+    ("PIVOT (\nSELECT state, nme FROM jobs) ON state", "LINE 2: SELECT state, nme"),
+    ("SELECT id, name, state, pool, owner, nme FROM jobs", " LINE 1: SELECT id, name, state, pool, owner, nme FROM jobs "),
 ])  # fmt: skip
 def test_errors_say_what_to_do(target: Target, sql: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
