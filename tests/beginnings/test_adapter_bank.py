@@ -250,7 +250,7 @@ def test_ymir_plans_by_what_was_measured_and_only_for_jobs_that_may_begin_so(sto
     assert decides(host, ended=False) == "applied"
     assert host.rows("SELECT job_id FROM leases WHERE state <> 'ended'") == [(5,)]
     ((code, reason),) = host.rows("SELECT code, reason FROM waiting WHERE job_id = 6")
-    assert code == "merged" and "weights of job 5 when that has ended" in reason
+    assert code == "merged" and "weights of job 5 once that has ended" in reason
     host.runs(5)
     tells(host, 5, step=10, checkpoint=10)
     tells(host, 5, adapter=left())

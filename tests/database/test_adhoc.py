@@ -604,11 +604,11 @@ def test_questions_are_checked() -> None:
 
 def test_copying_that_fails_is_said_and_tried_again(desk: Any, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stoker.engine.adhoc.desk.LONGEST_PAUSE", 0.1)
-    real, asked = Home.scratch, []
+    right, asked = home.scratch, []
 
     def nowhere(self: Home) -> Path:
         asked.append(1)
-        return home.path / "stoker.duckdb" / "x" if len(asked) < 3 else real.fget(self)  # type: ignore[union-attr]
+        return home.path / "stoker.duckdb" / "x" if len(asked) < 3 else right
 
     monkeypatch.setattr(Home, "scratch", property(nowhere))
 

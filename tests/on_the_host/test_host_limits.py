@@ -164,7 +164,7 @@ def test_the_field_is_read_with_its_units_and_written_back() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("host: {}", "host: says nothing"),
+        ("host: {}", "host: is empty; give memory"),
         ("host: {memory: 1KiB}", "host.memory: is 1024 bytes"),
         ("host: {cpus: 0}", "host.cpus: "),
         ("host: {cpus: 1.5}", "host.cpus: must be a whole number"),

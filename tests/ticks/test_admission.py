@@ -442,6 +442,7 @@ class TestBounds:
             end = time.monotonic() + 10
             while threading.active_count() > before and time.monotonic() < end:
                 await asyncio.sleep(0.01)
+            monkeypatch.setattr(admission, "ANSWER_PATIENCE", patient(30))
             last = await asked.of_spec([self.spec()], 0)
             assert last["status"] == "failed" and "let go" in last["reason"]
             return [answer["status"] for answer in found]

@@ -67,7 +67,7 @@ def test_the_second_waits_for_the_first_and_begins_with_its_weights() -> None:
     policy = ymir()
     first = decided(policy, view_of(job(1, 0), job(2, 1), nodes=(1,)))
     assert list(given(first)) == [1] and reasons(first) == {2: "merged"}
-    assert "weights of job 1 when that has ended" in first.waiting[0].reason.text
+    assert "weights of job 1 once that has ended" in first.waiting[0].reason.text
     # A third that comes changes nothing of that; another that would be there before is no reason to break it.
     busy = [job(1, 0, 500.0, held=(0,), run_time=500.0), job(2, 1)]
     assert reasons(decided(policy, view_of(*busy, job(3, 2), nodes=(1,))))[2] == "merged"
