@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
@@ -121,6 +121,11 @@ def until_ended(
             pause = min(2 * pause, POLL)
 
 
+def where_to_look(job: Mapping[str, Any]) -> str:
+    """Names the log of a job; empty where it has never begun, and so has written nothing."""
+    return f"; see 'stoker logs {job['id']}'" if job["first_start_at"] is not None or job["exit_code"] is not None else ""
+
+
 def failure(ended: Sequence[dict[str, Any]]) -> JobFailed | None:
     """The error for awaited jobs, if one of them failed or was cancelled."""
     bad = [row for row in ended if row["state"] != "completed"]
@@ -129,9 +134,7 @@ def failure(ended: Sequence[dict[str, Any]]) -> JobFailed | None:
     first = bad[0]
     more = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
     reason = first["state_reason"] if "state_reason" in first else first["reason"]  # a row of the table jobs, or of the view jobs_now
-    began = first["first_start_at"] is not None or first["exit_code"] is not None
-    look = f"; see 'stoker logs {first['id']}'" if began else ""  # one that has never begun has written nothing
-    return JobFailed(f"job {first['id']} {first['name']} {first['state']}: {reason}{more}{look}")
+    return JobFailed(f"job {first['id']} {first['name']} {first['state']}: {reason}{more}{where_to_look(first)}")
 
 
 def post_once(client: Client, path: str, body: Any, patience: float = PATIENCE, timeout: float | None = None) -> Any:

@@ -59,5 +59,6 @@ def _why_none(job: dict[str, Any]) -> str:
             "by stoker.loaders.autotuned"
         )
     if job["state"] in FINAL:
-        return f"job {job['id']} ({job['state']}) ended before its pipeline had told anything: {first}; see 'stoker logs {job['id']}'"
+        look = "" if job["first_start_at"] is None else f"; see 'stoker logs {job['id']}'"
+        return f"job {job['id']} ({job['state']}) ended before its pipeline had told anything: {first}{look}"
     return f"the pipeline of job {job['id']}, which is {job['state']}, has told nothing yet: {first}"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ....client.following import follow
+from ....client.following import follow, where_to_look
 from ...errors import StokerError, Unreachable, UsageError
 from ...jobs.states import FINAL
 from ..command import App
@@ -141,7 +141,7 @@ def _by_job(app: App, asked: JobSpec, post: Post) -> dict[str, Any]:
         raise
     if found is None or row["state"] != "completed":
         why = row["state_reason"] if row["state"] in FINAL else ""
-        raise _failed(said or f"job {number} made no plan: {why or row['state']}; see 'stoker logs {number}'", row["exit_code"] or 1)
+        raise _failed(said or f"job {number} made no plan: {why or row['state']}{where_to_look(row)}", row["exit_code"] or 1)
     return found
 
 

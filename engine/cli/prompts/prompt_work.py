@@ -157,8 +157,10 @@ class _Job:
             return False
         if self._state["state"] == "completed":
             return True
+        from ....client.following import where_to_look
+
         reason = str(self._state["state_reason"] or self._state["state"]).removeprefix("stoker: ")
-        error = StokerError(f"{reason} (job {self.id}; see 'stoker logs {self.id}')")
+        error = StokerError(f"{reason} (job {self.id}{where_to_look(self._state)})")
         if isinstance(code := self._state.get("exit_code"), int) and 0 < code < 128:
             error.exit_code = code  # type: ignore[misc]
         return error
