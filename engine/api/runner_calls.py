@@ -80,7 +80,8 @@ async def report(call: Call) -> Any:
     call.daemon.fleet.hear(message.node, message.session)
     if call.daemon.unstored:  # the end of a job whose cancellation was not stored would count as a failure
         await call.control(call.daemon.unstored.look)
-    return await asyncio.wrap_future(call.daemon.store.submit(runners.report, message, urgent=bool(message.workers)))
+    changes = bool(message.workers)  # else it has records, samples and the like, a part of many transactions a second otherwise
+    return await asyncio.wrap_future(call.daemon.store.submit(runners.report, message, urgent=changes, patient=not changes))
 
 
 async def log(call: Call) -> dict[str, Any]:

@@ -100,7 +100,7 @@ class RemoteRequests:
             one.answer.set_result(answer)
 
     def committed(self, commit: Committed) -> None:
-        """After a commit, on the writer's thread: whoever waits for a runner that has left is told so."""
+        """After a commit, on the writer's thread: requests that wait for a runner that has left get an error."""
         for event in commit.events:
             node = event["node_id"]
             if event["kind"] == "node.up":

@@ -55,7 +55,7 @@ class Member(NamedTuple):
     """A row of the page."""
 
     next: int  #: batch
-    lease: int  #: 0: nobody
+    lease: int  #: 0: none
     apart: int  #: it makes all batches for itself
     made: int
     found: int

@@ -243,7 +243,7 @@ def test_a_server_of_another_host_is_asked_through_its_runner(afar: Jobs, home: 
                 failed.append(str(error))
 
     def failures() -> int:
-        return str(afar.client.get("/v1/jobs/slow/logs", lines=500)["text"]).count("a request failed so")
+        return str(afar.client.get("/v1/jobs/slow/logs", lines=500)["text"]).count("a request failed with this error")
 
     until(lambda: afar.sql("SELECT 1 FROM latency_now"))  # before: while it computes it tells nothing
     before, thread = failures(), threading.Thread(target=in_flight, daemon=True)

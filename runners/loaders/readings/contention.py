@@ -24,7 +24,7 @@ from typing import NamedTuple
 from .meters import RunDelay
 
 _EVERY = 0.05  #: seconds between two looks
-_AWAKE = 0.3e-3  #: seconds that waking up may take: 0.16 ms with nobody else awake
+_AWAKE = 0.3e-3  #: seconds that waking up may take: 0.16 ms with no other thread awake
 _CROWDED = 1e-3  #: seconds for which a woken thread is ready without a core, if all cores are busy
 _LOOKED_AT = 2  #: threads of a stage, at random, in one look
 _FUTEX = {"x86_64": "202", "aarch64": "98"}.get(platform.machine(), "")  #: number of the system call
