@@ -115,11 +115,11 @@ def ask_all(addresses: Sequence[str], group: int, patience: float) -> list[Statu
 
 
 def fetch(address: str, group: int, step: int, history: str, patience: float, silence: float) -> bytes | None:
-    """A member's state after a step; None: it does not send it in time, or was silent for ``silence`` seconds."""
+    """A member's state after a step; None: it does not send it in time, has gone on, or was silent for ``silence`` seconds."""
     until = time.monotonic() + patience
     while found := _asked(address, _Ask(group=group, state_at=step, history=history, patience=silence / 2), silence):
         status, state = found
-        if status.trained or time.monotonic() > until:
+        if status.trained or status.member.step > step or time.monotonic() > until:
             return state if status.trained and len(state) == status.trained else None
     return None
 

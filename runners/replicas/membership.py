@@ -77,6 +77,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     shares: dict[int, Share] = {}  #: by lease; members that copy the state have none
     reached: bool = False
     left: bool = False  #: some former members need not be waited for any more
+    aside: bool = False  #: the others go on without this member
     useless: bool = False  #: no present member has the group's checkpoint, and no task with it has a GPU
 
     def lags(self, lease: int) -> bool:
@@ -109,7 +110,8 @@ def decide(me: Member, present: Sequence[Member], batch: int, least: int) -> Dec
         return Decision(verdict="wait", why=why, members=members, source=source, left=left, useless=useless)
     if all(one.lease != me.lease for one in members):
         cut = ", ".join(f"task {one.index}" for one in alike if _cut(me, one))
-        return Decision(verdict="wait", why=f"it and {cut} do not reach each other; the others go on until they do: check the network")
+        why = f"it and {cut} do not reach each other; the others go on until they do: check the network"
+        return Decision(verdict="wait", why=why, aside=True)
     able = [one for one in members if same_state(one, source)]
     found = shares(batch, [one.done for one in able])
     return Decision(

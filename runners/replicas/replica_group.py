@@ -160,7 +160,8 @@ class Group:
             elif time.monotonic() - useful > 2 * self.settings.quorum_timeout:
                 self.gives_way = True
                 raise Interrupted
-            time.sleep(_PAUSE)
+            if not decision.aside:  # else the others, whose lighthouse still hears of it, would wait for it at each step
+                time.sleep(_PAUSE)
 
     def _met(self) -> Decision:
         """Meet once, and decide from the present members."""
@@ -186,7 +187,7 @@ class Group:
         decision = decide(self.me, present, self.settings.batch, self.settings.least)
         if decision.left and decision.members:
             self._leave_behind(decision)
-        if decision.verdict == "wait":
+        if decision.verdict == "wait" and not decision.aside:
             self._seek()
         return decision
 
@@ -252,6 +253,7 @@ class Group:
             self.tell(leaving=True)
             with contextlib.suppress(Interrupted, _Silent):
                 self._quorum()
+        self._give_up()  # others may have heard of a step with it, and wait in the sum
 
     def _quorum(self) -> list[Member]:
         """All present members, from the lighthouse. Raises _Silent if it does not answer, Interrupted once they know that this one leaves.

@@ -21,14 +21,14 @@ from stoker.engine.errors import UsageError
 from stoker.engine.protocol import Replica, ReplicaGroup
 from stoker.runners.replicas.member_server import MemberServer, Status, fetch
 from stoker.runners.replicas.membership import Decision, Member
-from stoker.runners.replicas.replica_group import Group, Settings
+from stoker.runners.replicas.replica_group import _PAUSE, Group, Settings
 from stoker.runners.train.batches import Interrupted
 
 STOP = threading.Event()
 
 
 @contextmanager
-def groups(count: int, timeout: float = 10.0) -> Iterator[list[Group]]:
+def groups(count: int, timeout: float = 10.0, least: int = 0) -> Iterator[list[Group]]:
     """The members of one group."""
     made: list[Group] = []
     STOP.clear()
@@ -48,7 +48,7 @@ def groups(count: int, timeout: float = 10.0) -> Iterator[list[Group]]:
             host="127.0.0.1",
             port=0,
             batch=8,
-            least=count,
+            least=least or count,
             goodbye=0.5,
             quorum_timeout=timeout * PATIENCE,
         )
@@ -111,6 +111,31 @@ def test_nobody_waits_in_a_sum_for_a_member_that_meets_again(monkeypatch: pytest
         STOP.set()
         with pytest.raises(Interrupted):
             meeting.result()
+
+
+def test_nobody_waits_in_a_sum_for_a_member_that_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It still answers, while it saves its state."""
+    with summing(monkeypatch, 1, timeout=1.0) as (leaving, sums):
+        leaving.leave()
+        noticed(sums)
+
+
+def test_nobody_waits_for_a_member_that_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It meets the others at each step, as the lighthouse hears of it."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    with groups(3, least=2) as members, ThreadPoolExecutor(3) as pool:
+        members[2]._cut = {2: "127.0.0.1:1"}
+        outside = pool.submit(members[2].meet)
+        began = time.monotonic()
+        try:
+            for _ in range(30):
+                decisions = list(pool.map(Group.meet, members[:2]))
+                assert {decision.leases for decision in decisions} == {(1, 2)}
+            assert time.monotonic() - began < 30 * _PAUSE
+        finally:
+            STOP.set()
+        with pytest.raises(Interrupted):
+            outside.result()
 
 
 def test_the_same_members_meet_again_after_one_has_come_and_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,6 +201,9 @@ def test_a_state_is_waited_for_as_long_as_its_member_answers() -> None:
         server.publish(3, "h", b"state")
         assert late.result() == b"state"
     assert fetch(address, 7, 4, "h", patience=0.1, silence=2.0 * PATIENCE) is None
+    began = time.monotonic()
+    assert fetch(address, 7, 2, "h", patience=60.0, silence=1.0 * PATIENCE) is None  # it has gone on
+    assert time.monotonic() - began < 30.0
     server.close()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         began = time.monotonic()
