@@ -6,6 +6,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self, overload
 
 from .errors import UsageError
 
@@ -20,8 +21,12 @@ class _Place:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def __get__(self, home: Home, _: object) -> Path:
-        return home.path / self._name
+    @overload
+    def __get__(self, home: None, _: object) -> Self: ...
+    @overload
+    def __get__(self, home: Home, _: object) -> Path: ...
+    def __get__(self, home: Home | None, _: object) -> Self | Path:
+        return self if home is None else home.path / self._name
 
 
 @dataclass(frozen=True, slots=True)
