@@ -211,7 +211,7 @@ class Services:
         assert self._reading is not None
         self.clock.ahead = self._reading.ahead
         self._looked += self._reading.by
-        for keeper in (self.scheduling, self.estimating, self.tuning):
+        for keeper in (self.scheduling, self.estimating, self.tuning, self.fleet):
             keeper.clock_set(self._reading.by)
 
     def _retain(self) -> None:

@@ -78,6 +78,10 @@ async def poll(call: Call) -> Any:
 async def report(call: Call) -> Any:
     message = await call.message(Report)
     call.daemon.fleet.hear(message.node, message.session)
+    if message.now is not None:
+        now = call.daemon.clock()
+        behind = call.daemon.fleet.behind(message.node, message.session, message.now, now)
+        message = msgspec.structs.replace(message, now=now - behind)
     if call.daemon.unstored:  # the end of a job whose cancellation was not stored would count as a failure
         await call.control(call.daemon.unstored.look)
     changes = bool(message.workers)  # else it has records, samples and the like, a part of many transactions a second otherwise

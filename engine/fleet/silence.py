@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ from .registration import NodeChange, change_node, seen
 #: seconds after the last grace until a silent runner's stopped jobs begin elsewhere: its supervisors kill for 30 s
 MARGIN = 45.0
 GRACE = 30.0  #: seconds, for specs that give none
+DRIFT = 2e-4  #: seconds a second by which two clocks part at most
 SILENT_AFTER = 60.0  #: seconds without a word after which a runner is suspect
 
 
@@ -38,6 +40,7 @@ class Fleet:
         self._began = clock()  # a fresh daemon gives all runners the full time
         self._heard: dict[str, float] = {}
         self._unanswered: set[str] = set()  #: runners that have registered, and may not know it yet
+        self._behind: dict[str, tuple[int, float, float]] = {}  #: session, seconds by which its clock is behind ours, and when
 
     def registered(self, node: str, session: int) -> None:
         with self._lock:
@@ -54,6 +57,20 @@ class Fleet:
             raise Stale(f"runner {node}: this session is not the current one; register again, unless another agent has taken the name")
         self._heard[node] = self._clock()
         self._unanswered.discard(node)
+
+    def behind(self, node: str, session: int, told: float, now: float) -> float:
+        """Seconds by which a runner's clock is behind ours, from a message that was sent at ``told`` by it, and came at ``now`` by ours.
+
+        A cut link may hold a message back for long, and none comes early: the least difference of the session counts.
+        """
+        known, least, at = self._behind.get(node, (session, math.inf, now))
+        found = min(now - told, least + DRIFT * (now - at) if known == session else math.inf)
+        self._behind[node] = session, found, now
+        return found
+
+    def clock_set(self, by: float) -> None:
+        """Our clock was set by so many seconds."""
+        self._behind = {node: (session, behind + by, at + by) for node, (session, behind, at) in self._behind.items()}
 
     def silence(self, node: str) -> float:
         """Seconds since a runner was heard, or since the daemon began to listen."""
