@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 from afar import Clock, Daemon
+from common import Runner
+from e2e import DaemonProcess
 from stoker.engine.fleet import registration
 from stoker.engine.fleet.registration import NodeChange
 from stoker.engine.jobs import leases
-from stoker.engine.protocol import Assignment
+from stoker.engine.protocol import Assignment, WorkerUpdate
 from stoker.engine.spec.model import JobSpec
 from stoker.runners.host import runs
 from stoker.runners.host.runs import Run
 from stoker.runners.lease.rundir import RunDir
+from waiting import until
 
 JOB = JobSpec(name="a", command=["true"])
 
@@ -89,3 +93,20 @@ def test_of_a_host_that_was_off_the_last_sign_of_a_job_counts(tmp_path: Path, mo
     assert found is not None and found.exit is not None and found.exit["outcome"] == "lost"
     assert found.exit["ended_at"] == pytest.approx(last, abs=1.0)
     assert msgspec.json.decode((run.dir.path / "exit.json").read_bytes())["ended_at"] == found.exit["ended_at"]
+
+
+def test_a_report_that_a_cut_link_has_held_back_does_not_set_its_runners_clock(start_daemon: Callable[..., DaemonProcess]) -> None:
+    client = start_daemon().client()
+    runner = Runner(client, "h2")
+    runner.hello()
+    job = client.post("/v1/jobs", {"jobs": [msgspec.to_builtins(JOB)], "provenance": {"argv": ["test"], "cwd": "/"}})["jobs"][0]["id"]
+    lease = until(lambda: [one.lease for one in runner.poll(1.0).leases])[0]
+    theirs = time.time() + 1000.0  # its clock is ahead
+    runner.report(workers=[WorkerUpdate(lease=lease, state="starting", ts=theirs, run_dir="/h2/r")], now=theirs)
+    running = WorkerUpdate(lease=lease, state="running", ts=theirs, pid=1, pid_started=0.0, boot_id="other", run_dir="/h2/r")
+    runner.report(workers=[running], now=theirs)
+    time.sleep(1.5)  # the next one is on the way for so long
+    ended = WorkerUpdate(lease=lease, state="exited", ts=theirs + 0.1, exit_code=0, outcome="completed")
+    runner.report(workers=[ended], now=theirs + 0.1)
+    (row,) = client.get(f"/v1/jobs/{job}")["leases"]
+    assert 0.0 <= row["ended_at"] - row["started_at"] < 1.0
