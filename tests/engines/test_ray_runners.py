@@ -16,7 +16,7 @@ import ray_here
 from e2e import DaemonProcess, Jobs, Said, command, end_workers, free_port, until
 from lent_replicas import Training
 from ray_here import RayCluster
-from stoker.engine.client import Client
+from stoker.engine.client import ENV_CA, Client
 from stoker.engine.home import Home
 from stoker.engine.hosts.certificates import make_own, own
 from stoker.runners.lease import processes
@@ -182,7 +182,8 @@ def test_two_runners_of_one_name_leave_none(site: Site) -> None:
     from e2e import RunnerProcess
 
     elsewhere.mkdir()
-    other = RunnerProcess(Home(elsewhere), "r1", 1, env={"STOKER_URL": site.url, "STOKER_TOKEN": site.token})
+    ca = str(site.home.tls / "ca.pem")
+    other = RunnerProcess(Home(elsewhere), "r1", 1, env={"STOKER_URL": site.url, "STOKER_TOKEN": site.token, ENV_CA: ca})
     try:
         other.start(site.client)
         said = site.stoker("up", "--nodes", "2", "--slots", "1")
