@@ -84,8 +84,7 @@ async def report(call: Call) -> Any:
         message = msgspec.structs.replace(message, now=now - behind)
     if call.daemon.unstored:  # the end of a job whose cancellation was not stored would count as a failure
         await call.control(call.daemon.unstored.look)
-    changes = bool(message.workers)  # else it has records, samples and the like, a part of many transactions a second otherwise
-    return await asyncio.wrap_future(call.daemon.store.submit(runners.report, message, urgent=changes, patient=not changes))
+    return await asyncio.wrap_future(call.daemon.store.submit(runners.report, message, urgent=bool(message.workers)))
 
 
 async def log(call: Call) -> dict[str, Any]:

@@ -41,7 +41,6 @@ Command = Callable[[Transaction, Sequence[P]], Sequence[R | StokerError]]
 READER_PATIENCE = 2.0  #: seconds to wait for readers before the database file is replaced; then they are interrupted
 INTERRUPTED_WITHIN = 0.3  #: seconds to wait for interrupted queries when the database is closed; the rest is left
 MAX_BATCH = 512  #: requests in one transaction
-GATHER = 0.1  #: seconds after a transaction before which patient requests alone begin no other
 _FULL = ("No space left", "Out of disk space", "not enough disk space")  #: words in errors of DuckDB and the system
 _LIMITED = ("File too large", "Disk quota exceeded")
 log = logging.getLogger(__name__)
@@ -53,7 +52,6 @@ class _Request:
     payload: Any
     answer: Future[Any]
     urgent: bool = False
-    patient: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,19 +204,18 @@ class Store:
         """Call ``listener`` after each commit and before its answers, on the writer's thread: be quick, and wait for no write."""
         self._listeners.append(listener)
 
-    def submit(self, command: Command[P, R], payload: P, *, urgent: bool = False, patient: bool = False) -> Future[R]:
+    def submit(self, command: Command[P, R], payload: P, *, urgent: bool = False) -> Future[R]:
         """Queue a write; the future is done when it is durable, or holds the error of a refusal.
 
-        ``urgent``: the write stops work or makes room, so on a full disk it may use the reserve. ``patient``: where many such writes come,
-        it waits up to `GATHER` for others to share its transaction.
+        ``urgent``: the write stops work or makes room, so on a full disk it may use the reserve.
         """
-        return self._put(command, payload, urgent, patient)
+        return self._put(command, payload, urgent)
 
-    def _put(self, command: Command[Any, Any] | None, payload: Any, urgent: bool = False, patient: bool = False) -> Future[Any]:
+    def _put(self, command: Command[Any, Any] | None, payload: Any, urgent: bool = False) -> Future[Any]:
         answer: Future[Any] = Future()
         with self._gate:
             if self._open and self.failed is None:
-                self._requests.put(_Request(command, payload, answer, urgent, patient))
+                self._requests.put(_Request(command, payload, answer, urgent))
                 return answer
         raise StoreError("the database is closed" if self.failed is None else f"the database has failed: {self.failed}; restart the daemon")
 
@@ -329,22 +326,20 @@ class Store:
     # The writer's thread.
 
     def _write_loop(self) -> None:
-        closing, last = False, -GATHER
+        closing = False
         while not closing:
             batch = []
             request = self._requests.get()
-            until = last + GATHER
             while request is not None:
                 if request.answer.set_running_or_notify_cancel():  # from here on it cannot be cancelled, so it can be answered
                     batch.append(request)
                 if len(batch) >= self._max_batch:
                     break
-                until = until if request.patient else 0.0
                 try:
-                    request = self._requests.get(timeout=max(until - time.monotonic(), 0.0))
+                    request = self._requests.get_nowait()
                 except queue.Empty:
                     break
-            closing, last = request is None, time.monotonic()
+            closing = request is None
             try:
                 self._serve(batch)
             except BaseException as error:  # a mistake in Stoker; if the writer died silently all requests would wait for ever

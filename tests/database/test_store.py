@@ -18,7 +18,6 @@ from stoker.engine.home import Home
 from stoker.engine.jobs.submission import job_row
 from stoker.engine.spec.model import JobSpec
 from stoker.engine.store import define_views, migrate
-from stoker.engine.store import store as store_module
 from stoker.engine.store.backup import copy_database
 from stoker.engine.store.maintenance import Retention, backup, compact, export_events, thin
 from stoker.engine.store.sqlfiles import sql
@@ -70,25 +69,6 @@ def test_what_queues_is_committed_together_and_answered_after_the_commit(store):
     assert [answer.result() for answer in answers] == [50] * 50
     assert store.commits == before + 1
     assert words(store) == [f"w{i}" for i in range(50)]
-
-
-def test_patient_requests_gather_until_another_request_comes(store, monkeypatch):
-    monkeypatch.setattr(store_module, "GATHER", 1000.0)
-    store.write(remember, "first")
-    before = store.commits
-    gathered = [store.submit(remember, word, patient=True) for word in ("a", "b")]
-    assert not any(answer.done() for answer in gathered)
-    assert store.write(remember, "c") == 3 and [answer.result(0) for answer in gathered] == [3, 3]
-    assert words(store) == ["first", "a", "b", "c"] and store.commits == before + 1
-
-
-def test_patient_requests_alone_are_committed_in_time_and_when_the_store_closes(home, monkeypatch):
-    monkeypatch.setattr(store_module, "GATHER", 0.05)
-    store = Store.open(home.database)
-    assert [store.submit(remember, "soon", patient=True).result(patient(30)) for _ in range(2)] == [1, 1]
-    monkeypatch.setattr(store_module, "GATHER", 1000.0)
-    late = store.submit(remember, "late", patient=True)
-    assert store.close() and late.result(0) == 1
 
 
 def test_a_mistake_is_answered_to_the_one_who_made_it_alone(store):
