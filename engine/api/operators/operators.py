@@ -20,7 +20,7 @@ from ....policies.contract import Policy
 from ....policies.keys import make_config
 from ...adhoc.desk import Question
 from ...disk_room import largest, room
-from ...errors import Conflict, NotFound, UsageError, nearest
+from ...errors import Conflict, NotFound, UsageError
 from ...fleet.watch import StopAll
 from ...format import duration
 from ...jobs.schedule_rows import ScheduleChange, change_schedule
@@ -40,6 +40,7 @@ from ..answers import Encoded
 from ..auth import GRANTS, digest, new_token
 from ..call import Call, Nothing, endpoint
 from ..thread_pools import Kind
+from .pool_calls import absent_pool
 from .prometheus import exposition
 from .tuning import require_objective
 
@@ -321,12 +322,10 @@ def _about_tuning(call: Call, asked: PolicyChange, config: Any) -> list[str]:
 
 def _about_pool(call: Call, asked: PolicyChange) -> list[str]:
     """A pool exists once a runner offers it; before that a policy is set for it only with ``create``, as its name may be a slip."""
-    known = ["default", *(row[0] for row in call.daemon.store.rows("api/known_pools"))]
-    if asked.pool in known:
+    if not (absent := absent_pool(call.daemon.store, asked.pool)):
         return []
-    there = f"{nearest(asked.pool, known)}; there are: {', '.join(sorted(set(known)))}"
     if not asked.create:
-        raise NotFound(f'pool: there is no pool {asked.pool!r}{there}; --create ("create": true) sets it for a pool that is to come')
+        raise NotFound(f'{absent}; --create ("create": true) sets it for a pool that is to come')
     return [f"pool {asked.pool!r} has no GPUs yet; runners offer it with 'stoker runner start --pool {asked.pool}'"]
 
 

@@ -11,6 +11,7 @@ from ...json_rows import objects
 from ...scheduling.warm_by_hand import KeepWarm, keep_warm
 from ...spec.check import NAME, is_backbone
 from ...spec.reading.tree import shown
+from ...store.store import Store
 from ..call import Call, endpoint
 
 MOST_BACKBONES = 20  #: backbones of a pool
@@ -47,10 +48,14 @@ async def _kept(call: Call, pool: str) -> list[dict[str, Any]]:
 
 
 async def _require(call: Call, pool: str) -> None:
-    known = ["default", *(name for (name,) in await call.read(call.daemon.store.rows, "api/known_pools"))]
-    if pool not in known:
-        there = f"{nearest(pool, known)}; there are: {', '.join(sorted(set(known)))}"
-        raise NotFound(f"pool: there is no pool {pool!r}{there}; it comes with the first runner that offers it")
+    if absent := await call.read(absent_pool, call.daemon.store, pool):
+        raise NotFound(f"{absent}; it comes with the first runner that offers it")
+
+
+def absent_pool(store: Store, pool: str) -> str:
+    """Words on a pool that is not there, with the nearest and all that are; empty: it is there."""
+    known = ["default", *(name for (name,) in store.rows("api/known_pools"))]
+    return "" if pool in known else f"pool: there is no pool {pool!r}{nearest(pool, known)}; there are: {', '.join(sorted(set(known)))}"
 
 
 ENDPOINTS = [
