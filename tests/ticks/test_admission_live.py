@@ -264,7 +264,7 @@ def test_under_leases_all_that_is_told_is_that_of_their_ends(
 def test_the_start_of_a_training_is_learnt_and_counts(home: Home, pool: Jobs) -> None:
     """A second of training is not done soon after a second: its start takes as long as that of the job before."""
     recipe = {"recipe": "toy", "params": {"step_ms": 1.0, "eval_every": 0, "checkpoint_every": 0}, "stop": {"iterations": 100}}
-    recipe["env"] = {"ALONE": "1"}  # so it starts cold
+    recipe["warm"] = "off"  # so it starts cold
     first = pool.submit("first", **recipe)
     until(lambda: pool.state(first) == "completed")
     ((took,),) = pool.sql(
