@@ -95,7 +95,7 @@ ORDER BY table_name, column_index
 
 -- name: controlled_jobs
 -- Jobs that a person acts on.
-SELECT id, name, owner, state, held, priority, lease_id, place, excluded, kind,
+SELECT id, name, owner, state, held, priority, lease_id, place, excluded, begin_from, kind,
        EXISTS (FROM progress p WHERE p.job_id = jobs.id AND p.checkpoint_step IS NOT NULL) AS saved
 FROM jobs
 WHERE id IN (SELECT unnest($1::BIGINT[]))

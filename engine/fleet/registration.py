@@ -581,6 +581,12 @@ def change_node(tx: Transaction, batch: Sequence[NodeChange]) -> Sequence[Stoker
     return answers
 
 
+def look_again(tx: Transaction, batch: Sequence[None]) -> Sequence[None]:
+    """Runners have become silent, or are heard again, whose states tell of no silence."""
+    tx.touch("nodes", "leases", "queue")
+    return batch
+
+
 def seen(tx: Transaction, batch: Sequence[Mapping[str, float]]) -> Sequence[None]:
     """Write when runners were last heard: node to seconds ago."""
     last: dict[str, float] = {}
