@@ -78,10 +78,11 @@ class _Tick:
 
     def serve(self) -> None:
         """Start jobs that fit: beside others if they can take turns, else on free GPUs. A failed start fails for all equal jobs."""
-        failed: set[tuple[int, float, bool]] = set()
+        kept = self.jobs.gpu_memory if self.jobs.kept is None else self.jobs.kept
+        failed: set[tuple[int, float, bool, float]] = set()
         for row in self._unserved().tolist():
             switched = bool(self.switched[row])
-            kind = (int(self.jobs.gpus_min[row]), float(self.jobs.asks[row]), switched)
+            kind = (int(self.jobs.gpus_min[row]), float(self.jobs.asks[row]), switched, switched * float(kept[row]))
             if kind in failed:
                 continue
             if switched and (gpu := self._best_fit(row)) is not None:

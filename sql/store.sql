@@ -201,6 +201,15 @@ SELECT j.id, k.bytes AS kept_memory
 FROM jobs j JOIN (SELECT unnest($1::BIGINT[]) AS id, unnest($2::BIGINT[]) AS bytes) k ON k.id = j.id
 WHERE k.bytes > coalesce(j.kept_memory, 0)
 
+-- name: keep_alike
+-- Jobs that wait, and do the same work as some that keep more of a GPU than is known of them. $1: these, $2: bytes of each.
+SELECT w.id, max(k.bytes) AS kept_memory
+FROM (SELECT unnest($1::BIGINT[]) AS id, unnest($2::BIGINT[]) AS bytes) k
+JOIN jobs j ON j.id = k.id
+JOIN jobs w ON w.signature = j.signature
+WHERE w.finished_at IS NULL AND w.lease_id IS NULL AND k.bytes > coalesce(w.kept_memory, 0) AND w.spec ->> '$.share.memory' = 'replay'
+GROUP BY w.id
+
 -- name: kept_memory
 -- The most that jobs of a signature have been seen to keep of a GPU while others had the turn, NULL: not known. $1: signature.
 SELECT max(kept_memory) FROM jobs WHERE signature = $1

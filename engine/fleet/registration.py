@@ -333,10 +333,11 @@ def _progress(tx: Transaction, latest: Mapping[int, _Latest]) -> None:
 
 
 def _keep(tx: Transaction, kept: Mapping[int, int]) -> None:
-    """The GPU memory that jobs keep while others have the turn."""
+    """The GPU memory that jobs keep while others have the turn, and so do jobs like them that wait."""
     more = tx.objects("keep_more", list(kept), list(kept.values())) if kept else []
-    tx.update("jobs", ["id"], more)
     if more:
+        alike = tx.objects("keep_alike", [row["id"] for row in more], [row["kept_memory"] for row in more])
+        tx.update("jobs", ["id"], [*more, *(row for row in alike if row["id"] not in kept)])
         tx.touch("queue", "leases")  # others may fit beside them; their runners judge by it too
 
 
