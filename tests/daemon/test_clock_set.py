@@ -311,7 +311,7 @@ def test_the_clock_of_another_host_does_not_matter(host: Host, behind: float) ->
     found = host.rows(
         f"SELECT {now} - epoch(l.started_at), {now} - epoch(p.updated_at), {now} - epoch(t.ts) FROM leases l, progress p, telemetry t"
     )
-    near = 0.1 + now - before
+    near = 0.3 + now - before  # a difference of clocks up to the tolerance stays
     assert found == [(pytest.approx(20.0, abs=near), pytest.approx(1.0, abs=near), pytest.approx(2.0, abs=near))]
     host.report(WorkerUpdate(lease=1, state="exited", ts=0.0, outcome="completed", exit_code=0, message="of another age"))
     assert host.rows("SELECT w.ended_at >= l.granted_at FROM leases l JOIN workers w ON lease_id = id") == [(True,)]
