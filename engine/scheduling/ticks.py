@@ -89,6 +89,7 @@ class Rules:
     evictions: Evictions
     memory: PolicyMemory = None
     config: Mapping[str, Any] = field(default_factory=dict)  #: keys that were given
+    loaded: Loaded | None = None  #: the policy's code; None: it cannot be loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -482,7 +483,7 @@ class Scheduling:
         with self._lock:
             coming, setting, memory = state.coming, state.coming or state.setting, state.memory
         memory = self._kept(coming).memory if coming else memory
-        return Rules(setting.policy, lambda: _create(setting), self._limits, state.evictions, memory, setting.config)
+        return Rules(setting.policy, lambda: _create(setting), self._limits, state.evictions, memory, setting.config, setting.loaded)
 
     def held_back(self, pool: str, job: int) -> HeldBack | None:
         """The guard that holds a waiting job back, its victim, and the end of its protection; None: no guard does, or the policy fails."""
