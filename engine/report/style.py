@@ -50,7 +50,8 @@ def write_figures(figures: Mapping[str, Callable[[T], Figure | None]], of: T, ou
         path.unlink(missing_ok=True)
         if (made := draw(of)) is not None:
             made.set_dpi(DPI)
-            FigureCanvasAgg(made).print_png(path, metadata={"Software": "stoker"})  # `savefig` would draw it twice
+            # `savefig` would draw it twice.
+            FigureCanvasAgg(made).print_png(path, metadata={"Software": "stoker"})  # type: ignore[no-untyped-call]
             images[name] = path.read_bytes()
     return images
 
