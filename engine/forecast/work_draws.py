@@ -72,7 +72,7 @@ class _Law:
         return cls(float(np.exp(middle)), min(max(spread, _LEAST_SPREAD), _MOST_SPREAD))
 
 
-class Durations:
+class DurationDraws:
     """Draws of the seconds of work left of jobs on ``gpus_min`` GPUs. A draw depends on its number only."""
 
     def __init__(self, jobs: Jobs, known: Known, finished: Finished) -> None:

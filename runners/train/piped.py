@@ -115,7 +115,7 @@ class LoadingPlan:
             return self._run([self._sharing(self.shared, PlaceChunks(positions, part))], part)
         stages = self._decoding(PlaceChunks(positions, part), augmented=self.augments)
         if self.collates:
-            stages.append(Map(partial(collate_numbered, self._collating()), name="batch", workers=self._workers("batch"), along=True))
+            stages.append(Map(Collating(self._collating()), name="batch", workers=self._workers("batch"), along=True))
         return self._run(stages, part)
 
     def _sharing(self, shared: SharedInput, places: PlaceChunks) -> Stage:
@@ -124,7 +124,7 @@ class LoadingPlan:
         decoding = dataclasses.replace(self._sent() if processes else self._still(), data=self.source.data)
         if not self.augments and not processes:
             decoding = dataclasses.replace(decoding, augment=None)
-        collating = partial(collate_numbered, self._collating()) if self.collates else None
+        collating = Collating(self._collating()) if self.collates else None
         work = Sharing(decoding, shared, self.source.order.batch_size, collating)
         return Source(work, sampler=places, name="decode", workers=self._workers("decode"), processes=processes or None)
 
@@ -134,17 +134,17 @@ class LoadingPlan:
         stages = self._decoding(PlaceChunks(positions, chunk, again), augmented=self.augments and not self.each_use, apart=True)
         stages.append(draw)
         if augments:
-            work = partial(augment_drawn, self._sent() if processes else self._still())
+            work = Redrawing(self._sent() if processes else self._still())
             stages.append(Map(work, name="augment", workers=self._workers("augment"), processes=processes or None))
         if self.collates and (augments or not self._collates_apart):
-            stages.append(Map(partial(collate_drawn, self._collating()), name="batch", workers=self._workers("batch"), along=augments))
+            stages.append(Map(CollatingDrawn(self._collating()), name="batch", workers=self._workers("batch"), along=augments))
         return self._run(stages, positions.part)
 
     def finished(self, samples: Sequence[Numbered]) -> Any:
         """The batch of samples that left the stages as a list, where they do not collate."""
         if self.unfinished:
-            samples = augment_numbered(self.source, samples)
-        return collate_numbered(self.source, samples)
+            samples = Augmenting(self.source)(samples)
+        return Collating(self.source)(samples)
 
     def _decoding(self, places: PlaceChunks, *, augmented: bool, apart: bool = False) -> list[Stage]:
         """Lists of decoded samples. ``augmented``: for their first use; ``apart``: for a buffer."""
@@ -157,9 +157,7 @@ class LoadingPlan:
         decoding = dataclasses.replace(self._still(), data=self.source.data, augment=None)
         stages: list[Stage] = [Source(Decoding(decoding), sampler=places, name="decode", workers=workers, apart=apart)]
         if augmented:
-            stages.append(
-                Map(partial(augment_numbered, self._still()), name="augment", workers=self._workers("augment"), along=True, apart=apart)
-            )
+            stages.append(Map(Augmenting(self._still()), name="augment", workers=self._workers("augment"), along=True, apart=apart))
         return stages
 
     def _still(self) -> SampleSource:
@@ -334,9 +332,7 @@ class Decoding:
 class Sharing(Decoding):
     """Whole batches: of other jobs, or made here."""
 
-    def __init__(
-        self, source: SampleSource, shared: SharedInput, batch_size: int, collating: Callable[[Sequence[Numbered]], Any] | None
-    ) -> None:
+    def __init__(self, source: SampleSource, shared: SharedInput, batch_size: int, collating: Collating | None) -> None:
         super().__init__(source)
         self._shared, self._batch_size, self._collating = shared, batch_size, collating
 
@@ -348,21 +344,38 @@ class Sharing(Decoding):
         return samples if self._collating is None else self._collating(samples)
 
 
-def augment_numbered(source: SampleSource, samples: Sequence[Numbered]) -> list[Numbered]:
-    """Augment samples for their first use; their positions go with them."""
-    return [(position, source.augmented(position, 0, sample)) for position, sample in samples]
+class Augmenting:
+    """The augmentation of samples for their first use; their positions go with them."""
+
+    def __init__(self, source: SampleSource) -> None:
+        self._source = source
+
+    def __call__(self, samples: Sequence[Numbered]) -> list[Numbered]:
+        return [(position, self._source.augmented(position, 0, sample)) for position, sample in samples]
 
 
-def collate_numbered(source: SampleSource, samples: Sequence[Numbered]) -> Any:
-    """Make the batch of such samples."""
-    return source.collated([sample for _, sample in samples], [position for position, _ in samples])
+class Collating:
+    """The collate of such samples."""
+
+    def __init__(self, source: SampleSource) -> None:
+        self._source = source
+
+    def __call__(self, samples: Sequence[Numbered]) -> Any:
+        return self._source.collated([sample for _, sample in samples], [position for position, _ in samples])
 
 
-def augment_drawn(source: SampleSource, drawn: Drawn) -> Drawn | Part:
-    """Augment a batch that was drawn from the buffer."""
-    return drawn.augmented(source)
+class Redrawing:
+    """The augmentation of a batch that was drawn from the buffer."""
+
+    def __init__(self, source: SampleSource) -> None:
+        self._source = source
+
+    def __call__(self, drawn: Drawn) -> Drawn | Part:
+        return drawn.augmented(self._source)
 
 
-def collate_drawn(source: SampleSource, drawn: Drawn) -> Part:
-    """Collate the same batch."""
-    return drawn.collated(source)
+class CollatingDrawn(Redrawing):
+    """Its collate."""
+
+    def __call__(self, drawn: Drawn) -> Part:
+        return drawn.collated(self._source)
