@@ -84,7 +84,7 @@ def _summary(row: dict[str, Any], waiting: dict[str, Any] | None) -> str:
         return f"{why}{place}" if why.startswith("waits") else f"waits: {why}{place}"
     if state in FINAL:
         return f"{state}: {row['state_reason']}" if row["state_reason"] != state else str(state)
-    return f"{state} {row['state_reason']}, attempt {row['attempts']}"
+    return f"{state}{':' * (state == State.SUSPENDING)} {row['state_reason']}, attempt {row['attempts']}"
 
 
 def _never_joined(store: Store, row: dict[str, Any], waiting: dict[str, Any] | None) -> str:
