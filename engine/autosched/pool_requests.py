@@ -28,7 +28,7 @@ from ..store.store import Store
 from .predicted_work import Untold
 from .search_process import SearchRequest
 from .situation import MIN_HISTORY_JOBS, History, Situation, look_ahead, usual_durations
-from .stored_models import stored_model
+from .stored_models import StoredModel, stored_model
 from .tuning_controller import MIN_GAIN_PERIODIC, tried_before
 
 HISTORY_SECONDS = 14 * 86400.0  #: of the arrivals that are copied
@@ -65,8 +65,11 @@ class PoolRequests:
         """The policy in force in a pool, with its configuration; None: the pool is gone."""
         return next((row for row in self._scheduling.in_force() if row["pool"] == pool), None)
 
-    def request(self, asked: PoolRequest) -> tuple[SearchRequest, str]:
-        """The search, and the words on the arrivals that are expected. UsageError for a pool or a space that can't be searched."""
+    def request(self, asked: PoolRequest) -> tuple[SearchRequest, StoredModel, str]:
+        """The search, the model that learns from it, and the words on the arrivals that are expected.
+
+        UsageError for a pool or a space that can't be searched.
+        """
         rules = self._scheduling.rules(asked.pool)
         setting = self.setting(asked.pool)
         if rules is None or setting is None:
@@ -87,9 +90,12 @@ class PoolRequests:
             )  # fmt: skip
         except ValueError as error:
             raise UsageError(str(error)) from None
-        space = space_of(registry.load(rules.name).Config, request.in_force)
-        model = stored_model(self._store, asked.pool, rules.name, asked.objective, space)
-        return replace(request, first=self._tried(asked.pool, rules.name, request.in_force), model=model), words
+        if rules.loaded is None:  # it could not be loaded when it was set, and can be now
+            raise UsageError(f"pool {asked.pool!r} has no policy at work: set {rules.name!r} again with 'stoker policy set'")
+        space = space_of(rules.loaded.policy.Config, request.in_force)
+        stored = stored_model(self._store, asked.pool, rules.name, rules.loaded, asked.objective, space)
+        first = self._tried(asked.pool, rules.name, request.in_force)
+        return replace(request, first=first, model=stored.model), stored, words
 
     def submitted(self, pool: str, now: float) -> Floats:
         """The arrivals of its history."""

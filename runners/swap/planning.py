@@ -22,8 +22,8 @@ from ..train.batch_feeds import SampleSource
 from ..train.batches import Order
 from ..train.task import Task
 from .interception import Interception
+from .model_profile import measure
 from .model_units import Finder
-from .part_times import measure
 from .partition import MeasuredChain
 from .swap_executor import Varies
 from .swap_plan import plan_step

@@ -23,6 +23,7 @@ from stoker.engine.spec.model import JobSpec
 from stoker.engine.store.store import Store
 from stoker.engine.store.transaction import Transaction
 from stoker.engine.tasks import Tasks
+from stoker.policies import registry
 from waiting import until
 
 SECONDS = (100.0, 900.0, 2500.0, 5000.0, 10000.0, 40000.0)  #: of each user's jobs, within a tenth
@@ -104,6 +105,6 @@ def test_the_causal_model_of_a_pool_learns_from_every_search(tuning: PoolTuning)
     for _ in range(2):
         words = answered(tuning, trials=8)["model"]
         assert words == f"none: it is learnt once searches have simulated 120 configurations; so far {samples}; nothing was rejected"
-        ((stored,),) = tuning._store.rows("policy/causal_model", "default", "srtf", "jct", version_of("srtf"))
+        ((stored,),) = tuning._store.rows("policy/causal_model", "default", "srtf", "jct", version_of(registry.loaded("srtf")))
         samples, before = len(json.loads(stored)["samples"]["target"]), samples
         assert samples > before
