@@ -40,8 +40,8 @@ POLICIES = """\
 trace. "002" is the thesis whose systems Stoker implements; where it or a paper leaves a point open, the policy states our decision here.
 
 Live, a policy sees what the daemon has measured of jobs alike (tables `speeds` and `slowdowns`). Until such a job has run, the elastic
-policies (Optimus, Pollux, ElasticFlow, INFless, GENIE) give one its least number of GPUs, and Lucid profiles it and packs it with none; in the
-simulator they see the profiles of the trace's models.
+policies (Optimus, Pollux, ElasticFlow, INFless, GENIE) give one its least number of GPUs, and Lucid profiles it and packs it with none. In
+the simulator they see the profiles of the trace's models.
 """
 
 
