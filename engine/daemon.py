@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import errno
 import fcntl
 import gc
 import logging
@@ -140,7 +141,10 @@ def tcp_socket(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), backlog=QUEUE)
     except OSError as error:
-        raise Conflict(f"--tcp {host}:{port}: {error.strerror or error}; choose another port, or end what holds it") from None
+        words = f"--tcp {host}:{port}: {error.strerror or error}"
+        if error.errno == errno.EADDRINUSE:
+            raise Conflict(f"{words}; choose another port, or end what holds it") from None
+        raise UsageError(f"{words}; name an address of this host, and a port that you may open") from None
 
 
 class Lock:

@@ -15,6 +15,7 @@ import pytest
 from e2e import free_port
 from model import one_transaction
 from stoker.engine.config import Config, Guards, Hook, PolicyDefault, load
+from stoker.engine.daemon import tcp_socket
 from stoker.engine.errors import KINDS, Conflict, NoRoom, NotFound, Stale, Unauthorized, UsageError
 from stoker.engine.fleet import registration as runners
 from stoker.engine.fleet.board import Board
@@ -74,6 +75,12 @@ class TestRealDaemon:
         (lease,) = got[0]["leases"]
         assert (lease["job"], lease["gpus"], lease["world_size"], lease["stop"]) == (1, ["n1/cpu0", "n1/cpu1"], 2, None)
         assert lease["spec"]["name"] == "a" and got[0]["version"] != first["version"]
+
+    def test_an_address_of_no_interface_is_a_wrong_option_and_a_port_that_is_taken_is_not(self):
+        with pytest.raises(UsageError, match="name an address of this host"):
+            tcp_socket("203.0.113.7", free_port())  # of documentation (RFC 5737)
+        with tcp_socket("127.0.0.1", 0) as held, pytest.raises(Conflict, match="choose another port"):
+            tcp_socket("127.0.0.1", held.getsockname()[1])
 
     def test_tokens_and_roles_over_tcp(self, start_daemon):
         port = free_port()
