@@ -72,7 +72,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class InheritedMemory:
     """The memory that a setting inherits: successive settings of the same policy and code share one."""
 
     broken: int  #: config_id of the newest earlier setting of another policy or other code, -1: none
@@ -89,6 +89,7 @@ class Rules:
     evictions: Evictions
     memory: PolicyMemory = None
     config: Mapping[str, Any] = field(default_factory=dict)  #: keys that were given
+    loaded: Loaded | None = None  #: the policy's code; None: it cannot be loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,14 +305,14 @@ class Scheduling:
             return state.policy.plan(view)
         return state.questions.plan(state.policy, view, max(LONGEST_ANSWER, state.setting.interval))
 
-    def _kept(self, setting: Setting) -> Kept:
+    def _kept(self, setting: Setting) -> InheritedMemory:
         return self._kept_by(setting.pool, setting.policy, setting.code, setting.config_id)
 
-    def _kept_by(self, pool: str, policy: str, code: str, config_id: int) -> Kept:
+    def _kept_by(self, pool: str, policy: str, code: str, config_id: int) -> InheritedMemory:
         """The memory that a policy of some code inherits under a version of its configuration. Read from the tables, so that a
         setting which was replaced before its first tick counts too."""
         ((broken, memory),) = self._store.rows("policy/memory", pool, policy, code or None, config_id)
-        return Kept(broken, json.loads(memory) if memory else None)
+        return InheritedMemory(broken, json.loads(memory) if memory else None)
 
     def _objections(self, wanted: Mapping[int, int]) -> Mapping[int, str]:
         return planned(lambda jobs: self._store.rows("store/weight_sources", jobs), wanted)
@@ -482,7 +483,7 @@ class Scheduling:
         with self._lock:
             coming, setting, memory = state.coming, state.coming or state.setting, state.memory
         memory = self._kept(coming).memory if coming else memory
-        return Rules(setting.policy, lambda: _create(setting), self._limits, state.evictions, memory, setting.config)
+        return Rules(setting.policy, lambda: _create(setting), self._limits, state.evictions, memory, setting.config, setting.loaded)
 
     def held_back(self, pool: str, job: int) -> HeldBack | None:
         """The guard that holds a waiting job back, its victim, and the end of its protection; None: no guard does, or the policy fails."""

@@ -73,7 +73,8 @@ def judge(
     if over is not None and exit_code != 0:
         return Ending("oom", f"{over}: raise it, or use fewer loader workers or smaller batches")
     if stop_reason == "hang":
-        return Ending("hang", "made no progress for its hang_after, and was stopped; the end of its log may show where it hangs")
+        words = "made no progress for its hang_after, or kept its turn on a GPU from others for its grace"
+        return Ending("hang", f"{words}, and was stopped; the end of its log may show where it hangs")
     if exit_code == 0 and (done or stop_reason is None or not (stop_seen or caught)):
         return Ending("completed", None)
     if stop_reason is not None:
