@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parent / "on_the_host"))  # for programs that import this without pytest
+
 import forked
 from hastened import place
 from stoker.engine.client import Client

@@ -49,9 +49,9 @@ class Questions:
             self._thread = threading.Thread(target=ask, name="policy is asked", daemon=True)
             self._thread.start()
             self._thread.join(within)
-        if not answers:
-            if self._thread.is_alive():  # else another thread may have its number by now
+            if not answers and self._thread.is_alive():
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident or 0), ctypes.py_object(_GivenUp))
+        if not answers:
             raise Silence(f"it does not answer within {within:g} s")
         if isinstance(answers[0], BaseException):
             raise answers[0]

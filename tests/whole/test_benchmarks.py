@@ -155,6 +155,12 @@ def test_one_that_runs_by_night_is_whole_by_day(name: str, capsys: pytest.Captur
     assert "--json" in capsys.readouterr().out
 
 
+def test_the_crash_test_finds_all_that_it_imports() -> None:
+    """It is started as a program, without pytest's paths."""
+    asked = subprocess.run([sys.executable, BENCHMARKS / "chaos.py", "--help"], capture_output=True, text=True, check=False)
+    assert asked.returncode == 0 and "--rounds" in asked.stdout, asked.stderr
+
+
 def test_tables_are_for_people() -> None:
     lines = run("policy_tick").splitlines()
     assert lines[0].startswith("when ")
