@@ -41,8 +41,8 @@ from stoker.runners.device.metered import BANDWIDTH, MeteredDevice
 from stoker.runners.swap.comparison import compared
 from stoker.runners.swap.interception import Interception
 from stoker.runners.swap.micro_batch import MicroBatch
+from stoker.runners.swap.model_profile import measure, size_of, sizes_of
 from stoker.runners.swap.model_units import Finder, Units
-from stoker.runners.swap.part_times import measure, size_of, sizes_of
 from stoker.runners.swap.partition import MeasuredChain, cost_of, smallest_cap
 from stoker.runners.swap.swap_executor import SwapExecutor
 from stoker.runners.swap.swap_plan import plan_step

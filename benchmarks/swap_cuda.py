@@ -16,7 +16,7 @@ from stoker.engine.errors import UsageError
 from stoker.engine.spec.model import Memory
 from stoker.runners.device.cuda import CudaDevice
 from stoker.runners.device.device import CapExceeded
-from stoker.runners.swap.part_times import measure
+from stoker.runners.swap.model_profile import measure
 from stoker.runners.swap.partition import MeasuredChain
 from stoker.runners.swap.swap_plan import SwapPlan, plan_step
 from stoker.runners.swap.swapped_step import SwappedStep

@@ -101,7 +101,7 @@ SELECT * FROM events WHERE job_id = $1 ORDER BY seq DESC LIMIT 50
 SELECT id FROM gpus WHERE pool = $1 LIMIT 1
 
 -- name: expected
--- When a job that stops at a metric is expected to reach it, while it has not ended: never at a step that it has passed.
+-- Expected step at which a job that stops at a metric reaches it, while it has not ended: never at a step that it has passed.
 SELECT j.spec ->> '$.stop.metric' AS metric, (j.spec ->> '$.stop.target')::DOUBLE AS target, coalesce(p.total_steps, j.total_steps) AS maximum,
        greatest(e.iterations, coalesce(p.step, 0)) AS iterations, greatest(e.low, coalesce(p.step, 0)) AS low,
        greatest(e.high, coalesce(p.step, 0)) AS high, e.probability, e.at_step, e.points, e.updated_at
@@ -124,6 +124,10 @@ GROUP BY n.id, n.fence_after
 -- name: fleet
 -- Runners with the session in force, their state, and whether they were told to leave.
 SELECT id, session, state, leaving FROM nodes
+
+-- name: fleet_silent
+-- Runners that are draining or drained and silent, as policy/nodes has them.
+SELECT id FROM nodes WHERE state IN ('draining', 'drained') AND last_seen < make_timestamp(epoch_us(now())) - INTERVAL 1 MINUTE
 
 -- name: gpu_samples
 -- The newest sample of each GPU, of the last minute.
@@ -181,7 +185,7 @@ UNION SELECT pool FROM policy_settings
 ORDER BY pool
 
 -- name: last_start
--- How a job started last: whether by a fork, and why not.
+-- The last start of a job: whether by a fork, and why not.
 SELECT warm, cold_because FROM leases WHERE job_id = $1 AND warm IS NOT NULL ORDER BY id DESC LIMIT 1
 
 -- name: lease_outcomes
@@ -266,7 +270,7 @@ ORDER BY seq DESC
 LIMIT 3
 
 -- name: outlook
--- When a job that has not ended should end, and the risk of its deadline.
+-- Expected end of a job that has not ended, and the risk of its deadline.
 SELECT epoch(est_end) AS est_end, epoch(soonest_end) AS soonest_end, epoch(est_start) AS est_start, remaining, given_up, deadline_risk
 FROM outlook
 WHERE job_id = $1
@@ -481,7 +485,7 @@ GROUP BY s.model
 ORDER BY s.model
 
 -- name: sim_nodes
--- How many GPUs each node of a pool offers. $1: pool.
+-- Number of GPUs that each node of a pool offers. $1: pool.
 SELECT count(*) AS gpus
 FROM gpus g JOIN nodes n ON n.id = g.node_id
 WHERE g.pool = $1 AND n.state <> 'gone' AND g.health <> 'missing'
@@ -501,7 +505,7 @@ ORDER BY id DESC
 LIMIT $2::BIGINT
 
 -- name: sim_slowdowns
--- How many times longer models take beside others on GPUs of a pool, by the kind of sharing. $1: pool.
+-- Slow-downs of models beside others on GPUs of a pool, by the kind of sharing. $1: pool.
 SELECT model, beside, kind, max(slowdown) AS slowdown
 FROM slowdowns
 WHERE gpu_name IN (SELECT name FROM gpus WHERE pool = $1)

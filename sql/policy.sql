@@ -29,7 +29,7 @@ WHERE a.gone IS NULL AND j.signature IS NOT NULL
 ORDER BY a.job_id
 
 -- name: causal_model
--- What the causal model of a pool is made of. $1: pool, $2: policy, $3: objective, $4: version.
+-- Samples and graph of a pool's causal model. $1: pool, $2: policy, $3: objective, $4: version.
 SELECT learnt FROM causal_models WHERE pool = $1 AND policy = $2 AND objective = $3 AND version = $4
 
 -- name: copying_replicas
@@ -49,7 +49,7 @@ FROM jobs j LEFT JOIN progress p ON p.job_id = j.id
 WHERE list_contains($1::BIGINT[], j.id)
 
 -- name: finished_times
--- How long the newest completed jobs of a pool ran, and what their submitters had expected (NULL: nothing). $1: pool, $2: how many.
+-- Run times of the newest completed jobs of a pool, and their submitters' estimates (NULL: none). $1: pool, $2: how many.
 SELECT model, run_time AS seconds, est_duration AS estimate
 FROM jobs
 WHERE pool = $1 AND state = 'completed' AND run_time > 0
@@ -57,7 +57,7 @@ ORDER BY finished_at DESC, id DESC
 LIMIT $2
 
 -- name: foretold
--- What is told of when a pool's waiting jobs are served: places, and expected starts (s since the epoch). $1: pool.
+-- Places of a pool's waiting jobs in the queue, and their expected starts (s since the epoch). $1: pool.
 SELECT w.job_id, w.position, epoch(w.est_start)
 FROM waiting w JOIN jobs j ON j.id = w.job_id
 WHERE j.pool = $1 AND (w.position IS NOT NULL OR w.est_start IS NOT NULL)
@@ -67,7 +67,7 @@ WHERE j.pool = $1 AND (w.position IS NOT NULL OR w.est_start IS NOT NULL)
 SELECT node_id, backbone, state, epoch(since) FROM fork_servers WHERE backbone <> ''
 
 -- name: gains_of_signatures
--- What beginnings brought, of the jobs' signatures: steps from the backbone over steps with the adapter, the geometric mean; of pairs that
+-- Gains of beginnings, by the jobs' signatures: steps from the backbone over steps with the adapter, the geometric mean; of pairs that
 -- were not undone more often than kept.
 SELECT s.signature AS source, j.signature AS job, exp(avg(ln(t.measured)) FILTER (t.outcome <> 'undone')) AS gain
 FROM transfers t JOIN jobs s ON s.id = t.from_job JOIN jobs j ON j.id = t.job_id
@@ -92,7 +92,7 @@ SELECT EXISTS (FROM speeds s JOIN gpus g ON g.name = s.gpu_name WHERE s.signatur
 SELECT job_id, iterations, spread FROM iteration_estimates WHERE list_contains($1::BIGINT[], job_id)
 
 -- name: jobs
--- Jobs of a pool that have not ended, as they stand. What follows for the moment of a View is worked out there, in NumPy, and so are the
+-- Jobs of a pool that have not ended, as they stand. The View works out its moment's values in NumPy, and so are the
 -- joins with other tables: in SQL they cost more to plan than to compute. $1: pool.
 SELECT id, submitted_at, state = 'pending' AS pending, state = 'suspending' AS stopping, held, not_before,
        gpus_min, gpus_max, priority, demand <> 'best-effort' AS timed, demand = 'strict' AS strict, deadline,
@@ -117,7 +117,7 @@ FROM jobs j JOIN work w ON w.job_id = j.id
 WHERE j.pool = $1 AND j.finished_at IS NULL
 
 -- name: last_tuning
--- When the newest search of a pool was decided, and its number. $1: pool.
+-- Time of the decision on a pool's newest search, and its number. $1: pool.
 SELECT epoch(max(ts)) AS ts, max(id) AS id FROM tunings WHERE pool = $1 AND outcome <> 'dry-run'
 
 -- name: leases
@@ -137,7 +137,7 @@ FROM leases l JOIN jobs j ON j.id = l.job_id
 WHERE l.id IN (SELECT unnest($1::BIGINT[]))
 
 -- name: lease_specs
--- What leases run: the specs and owners of their jobs, the directories of their copied trees, the memory that they need of each GPU,
+-- Contents of leases: the specs and owners of their jobs, the directories of their copied trees, the memory that they need of each GPU,
 -- with whose weights they begin, adapters with which they may, and with whom they train first. $1: leases.
 SELECT l.id, j.spec, j.owner, v.snapshot, coalesce(CAST(l.options ->> 'memory' AS BIGINT), k.gpu_memory, 0) AS gpu_memory,
        CAST(l.options ->> 'begin_from' AS BIGINT) AS source, l.options ->> 'begins' AS begins, CAST(l.options ->> 'joint' AS BIGINT) AS joint
@@ -157,13 +157,15 @@ GROUP BY step
 ORDER BY step
 
 -- name: model_work
--- What ended jobs of a model measured on so many GPUs: seconds a step, and of the whole job. $1: model, $2: GPUs.
+-- Measurements of a model's ended jobs on so many GPUs: seconds a step, and of the whole job. $1: model, $2: GPUs.
 SELECT min(seconds_per_step) AS pace, avg(duration) AS duration FROM profiles WHERE model = $1 AND gpu_count = $2
 
 -- name: nodes
 -- Every node, its state, the places whose checkpoints it reads, a line each, the bytes of a checkpoint that it fetches at most,
--- and when it hands itself back.
-SELECT id, state, concat_ws(chr(10), host || ':' || home, place, shared_place) AS places, fetch_at_most::DOUBLE AS fetch_at_most, epoch(leaves_at) AS leaves FROM nodes
+-- and when it hands itself back. A draining runner keeps its state however silent it is, so its last report tells, as in silent_runners.
+SELECT id, CASE WHEN state IN ('draining', 'drained') AND last_seen < make_timestamp(epoch_us(now())) - INTERVAL 1 MINUTE
+                THEN 'silent' ELSE state END AS state,
+       concat_ws(chr(10), host || ':' || home, place, shared_place) AS places, fetch_at_most::DOUBLE AS fetch_at_most, epoch(leaves_at) AS leaves FROM nodes
 
 -- name: open_deadlines
 -- How the last deadlines of jobs that have not ended stand, where that is known: when it is, when the job should end, and when it would if it
@@ -174,7 +176,7 @@ WHERE deadline_risk IN ('safe', 'at risk', 'missed')
 ORDER BY job_id
 
 -- name: overheads
--- What suspensions cost: pool, code of the model as in policy/jobs, GPUs, seconds, and how many were measured.
+-- Costs of suspensions: pool, code of the model as in policy/jobs, GPUs, seconds, and how many were measured.
 SELECT pool, hash(model), gpu_count, overhead, suspensions FROM overheads
 
 -- name: places_of_jobs
@@ -186,11 +188,11 @@ SELECT id, place FROM jobs WHERE list_contains($1::BIGINT[], id) AND place IS NO
 SELECT DISTINCT pool FROM gpus WHERE health <> 'missing' ORDER BY pool
 
 -- name: profiles
--- What ended jobs measured, by model and GPUs as in policy/jobs.
+-- Measurements of ended jobs, by model and GPUs as in policy/jobs.
 SELECT hash(model, gpu_count) AS model_on_gpus, seconds_per_step, duration, peak_memory::DOUBLE AS peak_memory FROM profiles
 
 -- name: profiling_runs
--- How long the newest profiling runs of a pool that measured enough took from when their worker lived, the median. $1: pool.
+-- Median length of a pool's newest profiling runs that measured enough, from when their worker lived. $1: pool.
 SELECT median(seconds)
 FROM (
     SELECT greatest(epoch(l.ended_at - l.started_at), 0) AS seconds
@@ -201,7 +203,7 @@ FROM (
 )
 
 -- name: progress
--- How far jobs have come. $1: the jobs.
+-- Progress of jobs. $1: the jobs.
 SELECT job_id, step, total_steps::DOUBLE AS total_steps, seconds_per_step FROM progress WHERE list_contains($1::BIGINT[], job_id)
 
 -- name: promised_deadlines
@@ -209,7 +211,7 @@ SELECT job_id, step, total_steps::DOUBLE AS total_steps, seconds_per_step FROM p
 SELECT job_id FROM deadline_promises
 
 -- name: recent_preemptions
--- Who of a pool gave way to whom lately, and when last. $1: pool, $2: since (s since the epoch).
+-- Recent victims of a pool with their winners, and the last time of each pair. $1: pool, $2: since (s since the epoch).
 SELECT l.job_id, l.stop_for, epoch(max(l.stop_at))
 FROM leases l JOIN jobs j ON j.id = l.job_id
 WHERE j.pool = $1 AND l.stop_reason = 'preempted' AND l.stop_for IS NOT NULL AND epoch(l.stop_at) > $2
@@ -248,7 +250,7 @@ HAVING bool_or(o.run_time > 0) AND NOT bool_or(o.place IS NOT NULL OR p.checkpoi
 SELECT id, cron, spec, created_by, epoch(created_at), epoch(last_at) FROM schedules WHERE enabled ORDER BY id
 
 -- name: slowdowns
--- How many times longer models take packed beside others, with the product of the GPUs as in policy/gpus. $1: models.
+-- Slow-downs of models packed beside others, with the product of the GPUs as in policy/gpus. $1: models.
 SELECT model, beside, hash(gpu_name) AS product, slowdown
 FROM slowdowns
 WHERE kind = 'packed' AND list_contains($1::VARCHAR[], model) AND list_contains($1::VARCHAR[], beside)
@@ -278,7 +280,7 @@ WHERE j.pool = $1 AND j.finished_at IS NULL
 ORDER BY t.job_id, t.deadline
 
 -- name: tried_before
--- What was in force of a policy when another configuration was put in its place, the oldest first. $1: pool, $2: policy.
+-- Configurations of a policy that were replaced by another one, the oldest first. $1: pool, $2: policy.
 SELECT before FROM tunings WHERE pool = $1 AND policy = $2 AND outcome IN ('applied', 'measured', 'rolled back') ORDER BY id
 
 -- name: tuning_history
@@ -290,7 +292,7 @@ WHERE pool = $1 AND kind <> 'infer' AND submitted_at >= make_timestamp(CAST($2 *
 ORDER BY submitted_at, id
 
 -- name: tuning_jobs
--- How many jobs `tuning_history` has. $1: pool, $2: s since the epoch.
+-- Number of jobs of `tuning_history`. $1: pool, $2: s since the epoch.
 SELECT count(*)
 FROM jobs
 WHERE pool = $1 AND submitted_at >= make_timestamp(CAST($2 * 1000000 AS BIGINT)) AND (finished_at IS NULL OR run_time > 0)
@@ -304,7 +306,7 @@ QUALIFY outcome = 'applied' AND epoch(ts) + period <= $1
 ORDER BY id
 
 -- name: waiting
--- What is written of a pool's waiting jobs. $1: pool.
+-- Stored reasons of a pool's waiting jobs. $1: pool.
 SELECT w.job_id, w.code, w.reason FROM waiting w JOIN jobs j ON j.id = w.job_id WHERE j.pool = $1
 
 -- name: watched

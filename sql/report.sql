@@ -39,7 +39,7 @@ FROM losses a JOIN losses b ON b.step = a.step
 WHERE a.name = 'questions' AND b.name = 'questions-undisturbed'
 
 -- name: extent
--- How many jobs the report is about, and the time they span.
+-- Number of jobs in the report, and the time that they span.
 SELECT count(*) AS jobs, count(*) FILTER (finished_at IS NULL) AS unfinished,
        epoch(min(submitted_at)) AS first_submitted, epoch(max(finished_at)) AS last_finished
 FROM jobs j

@@ -20,7 +20,7 @@ ORDER BY ended_at DESC, job_id DESC
 SELECT id FROM prompts WHERE llm = $1 AND revision = $2 AND tokenizer = $3
 
 -- name: bank_known
--- Which of the texts $4 a bank ($1 to $3) has.
+-- Those of the texts $4 that a bank ($1 to $3) has.
 SELECT text
 FROM prompts
 WHERE llm = $1 AND revision = $2 AND tokenizer = $3 AND text IN (SELECT unnest($4::VARCHAR[]))
@@ -63,7 +63,7 @@ FROM jobs j LEFT JOIN beginnings b ON b.job_id = j.id
 WHERE j.id IN (SELECT unnest($1::BIGINT[])) AND j.begins IS NOT NULL
 
 -- name: beside
--- Who was on GPUs of leases while these ran, a row a lease and other lease. `whole`: both had the same GPUs. $1: leases.
+-- Jobs on the GPUs of leases while these ran, a row a lease and other lease. `whole`: both had the same GPUs. $1: leases.
 SELECT m.lease_id AS lease, o.id AS other, any_value(j.model) AS model, any_value(j.kind) AS kind, any_value(j.priority) AS priority,
        any_value(o.share) AS share, epoch(any_value(o.granted_at)) AS granted_at,
        epoch(any_value(o.started_at)) AS started_at, epoch(any_value(o.ended_at)) AS ended_at,
@@ -79,7 +79,7 @@ ORDER BY m.lease_id, o.id
 SELECT boot_id, ahead FROM clock
 
 -- name: cold_curve
--- What jobs of a lesson ($1) that trained from their backbone had as metric ($2) when it was first measured, the mean.
+-- First measured values of a metric ($2) of a lesson's jobs ($1) that trained from their backbone, the mean.
 SELECT m.step, avg(m.value) AS value
 FROM adapters a JOIN metrics m ON m.job_id = a.job_id
 WHERE a.lesson = $1 AND NOT a.begun AND NOT EXISTS (FROM beginnings b WHERE b.job_id = a.job_id AND b.state <> 'cold')
@@ -95,7 +95,7 @@ ORDER BY table_name, column_index
 
 -- name: controlled_jobs
 -- Jobs that a person acts on.
-SELECT id, name, owner, state, held, priority, lease_id, place, excluded, kind,
+SELECT id, name, owner, state, held, priority, lease_id, place, excluded, begin_from, kind,
        EXISTS (FROM progress p WHERE p.job_id = jobs.id AND p.checkpoint_step IS NOT NULL) AS saved
 FROM jobs
 WHERE id IN (SELECT unnest($1::BIGINT[]))
@@ -113,7 +113,7 @@ WHERE d.needs IN (SELECT unnest($1::BIGINT[])) AND NOT d.met AND j.finished_at I
 ORDER BY d.job_id
 
 -- name: ending_leases
--- What is needed to end leases: their jobs with their counters. `reported`: whether the progress is this lease's, not that of an attempt before.
+-- Rows for the end of leases: their jobs with their counters. `reported`: whether the progress is this lease's, not that of an attempt before.
 SELECT l.id, l.job_id, l.gpu_count, epoch(l.granted_at) AS granted_at, epoch(l.started_at) AS started_at, l.stop_reason, l.profile, l.share, coalesce(j.unmeasured, 0) AS unmeasured,
        j.excluded, j.failures, j.preemptions, j.cancel_requested, j.held, j.run_time, j.attained, j.spec, p.metric, p.step, p.total_steps,
        d.job_id AS joint,
@@ -184,7 +184,7 @@ SELECT id, owner, idempotency_key, state, spec, epoch(submitted_at) FROM jobs WH
 SELECT id, attempts, begin_from, begins IS NOT NULL FROM jobs WHERE id IN (SELECT unnest($1::BIGINT[]))
 
 -- name: job_files_at
--- What jobs keep in a home, as it was told last.
+-- Bytes that jobs keep in a home, as it was told last.
 SELECT job_id, arg_max(bytes, since) AS bytes FROM job_files WHERE place = $1 GROUP BY job_id HAVING arg_max(bytes, since) > 0
 
 -- name: job_states
@@ -201,16 +201,25 @@ SELECT j.id, k.bytes AS kept_memory
 FROM jobs j JOIN (SELECT unnest($1::BIGINT[]) AS id, unnest($2::BIGINT[]) AS bytes) k ON k.id = j.id
 WHERE k.bytes > coalesce(j.kept_memory, 0)
 
+-- name: keep_alike
+-- Jobs that wait, and do the same work as some that keep more of a GPU than is known of them. $1: these, $2: bytes of each.
+SELECT w.id, max(k.bytes) AS kept_memory
+FROM (SELECT unnest($1::BIGINT[]) AS id, unnest($2::BIGINT[]) AS bytes) k
+JOIN jobs j ON j.id = k.id
+JOIN jobs w ON w.signature = j.signature
+WHERE w.finished_at IS NULL AND w.lease_id IS NULL AND k.bytes > coalesce(w.kept_memory, 0) AND w.spec ->> '$.share.memory' = 'replay'
+GROUP BY w.id
+
 -- name: kept_memory
 -- The most that jobs of a signature have been seen to keep of a GPU while others had the turn, NULL: not known. $1: signature.
 SELECT max(kept_memory) FROM jobs WHERE signature = $1
 
 -- name: known_slowdowns
--- What is known of pairs. $1: models.
+-- Known slow-downs of pairs. $1: models.
 SELECT model, beside, gpu_name, kind, slowdown, samples FROM slowdowns WHERE model IN (SELECT unnest($1::VARCHAR[]))
 
 -- name: joint_gains
--- What training together brought a user's jobs ($1) of two data sets ($2, $3), whichever came first: the geometric mean, NULL: not measured.
+-- Gain by training together of a user's jobs ($1) on two data sets ($2, $3), whichever came first: the geometric mean, NULL: not measured.
 SELECT exp(avg(ln(measured)))
 FROM transfers
 WHERE owner = $1 AND outcome = 'joint' AND measured > 0 AND ((from_data = $2 AND data = $3) OR (from_data = $3 AND data = $2))
@@ -241,7 +250,7 @@ FROM jobs j JOIN leases l ON l.id = j.lease_id JOIN jobs p ON p.id = CAST(l.opti
 WHERE j.id IN (SELECT unnest($1::BIGINT[])) AND p.owner = j.owner
 
 -- name: losses_in_a_row
--- How many attempts of each of these jobs were lost since one ended otherwise. $1: jobs.
+-- Lost attempts of each of these jobs since one ended otherwise, their number. $1: jobs.
 SELECT o.job_id, count(*)
 FROM leases o
 LEFT JOIN (SELECT job_id, max(id) AS id FROM leases WHERE job_id IN (SELECT unnest($1::BIGINT[])) AND outcome <> 'lost' GROUP BY job_id) e
@@ -261,7 +270,7 @@ WHERE j.id IN (SELECT unnest($1::BIGINT[]))
   AND EXISTS (FROM speeds s JOIN gpus g ON g.name = s.gpu_name WHERE s.signature = j.signature AND g.pool = j.pool)
 
 -- name: measured_gains
--- What came of the beginnings of a user's jobs on other data: data sets, kinds of labels, and steps from the backbone over those taken;
+-- Outcomes of the beginnings of a user's jobs on other data: data sets, kinds of labels, and steps from the backbone over those taken;
 -- NULL: it was undone.
 SELECT from_data, data, from_labels, labels, CASE WHEN outcome = 'undone' THEN NULL ELSE measured END AS gain
 FROM transfers
@@ -306,7 +315,7 @@ SELECT j.id FROM jobs j JOIN nodes n ON j.place IN (n.host || ':' || n.home, n.p
 WHERE n.id = $1 AND j.finished_at IS NULL AND j.not_sent IS NOT NULL
 
 -- name: old_events
--- How many events are older than $1 (s since the epoch), and the last of them. A cut by number, so that the rest is whole;
+-- Number of events older than $1 (s since the epoch), and the last of them. A cut by number, so that the rest is whole;
 -- the newest event stays in any case, since numbering goes on from it.
 SELECT count(*), max(seq) FROM events WHERE epoch(ts) < $1 AND seq < (SELECT max(seq) FROM events)
 
@@ -345,7 +354,7 @@ JOIN jobs j ON j.id = s.job
 JOIN nodes n ON n.id = s.node
 
 -- name: pool_backbones
--- What is kept warm in a pool. $1: pool.
+-- Backbones that are kept warm in a pool. $1: pool.
 SELECT backbone FROM pool_backbones WHERE pool = $1
 
 -- name: pool_sizes
@@ -368,7 +377,7 @@ FROM progress
 WHERE list_contains($1::BIGINT[], job_id)
 
 -- name: ready
--- Which of the given jobs have nothing left to wait for: accepted, not held, every dependency met, the weights that it begins with saved.
+-- Those of the given jobs that have nothing left to wait for: accepted, not held, every dependency met, the weights that it begins with saved.
 SELECT j.id
 FROM jobs j
 WHERE j.id IN (SELECT unnest($1::BIGINT[])) AND j.state = 'submitted' AND NOT j.held
@@ -491,7 +500,7 @@ SELECT id FROM tokens
 SELECT id, name, format, source, sha256, added_by, jobs, dropped, repaired, recipe FROM traces
 
 -- name: turns_of_leases
--- What was last told of the turns of live leases that are switched. $1: leases.
+-- Last report of the turns of live leases that are switched. $1: leases.
 SELECT w.lease_id, w.node_id, w.turn, w.waited
 FROM workers w JOIN leases l ON l.id = w.lease_id
 WHERE w.lease_id IN (SELECT unnest($1::BIGINT[])) AND l.share = 'switched' AND l.state <> 'ended' AND w.state <> 'exited'

@@ -20,15 +20,15 @@ from ...policies.contract import Bools, Floats, Ints, View
 from ...policies.keys import make_config
 from ..errors import NotFound, UsageError
 from ..forecast.admission import known_work
-from ..forecast.work_draws import Durations, Finished, endless
+from ..forecast.work_draws import DurationDraws, Finished, endless
 from ..json_rows import objects
 from ..scheduling.ticks import Scheduling
 from ..sim.run_options import Options
 from ..store.store import Store
 from .predicted_work import Untold
 from .search_process import SearchRequest
-from .situation import MIN_HISTORY_JOBS, History, Situation, look_ahead, usual_durations
-from .stored_models import stored_model
+from .situation import MIN_HISTORY_JOBS, JobHistory, Situation, look_ahead, usual_durations
+from .stored_models import StoredModel, stored_model
 from .tuning_controller import MIN_GAIN_PERIODIC, tried_before
 
 HISTORY_SECONDS = 14 * 86400.0  #: of the arrivals that are copied
@@ -65,8 +65,11 @@ class PoolRequests:
         """The policy in force in a pool, with its configuration; None: the pool is gone."""
         return next((row for row in self._scheduling.in_force() if row["pool"] == pool), None)
 
-    def request(self, asked: PoolRequest) -> tuple[SearchRequest, str]:
-        """The search, and the words on the arrivals that are expected. UsageError for a pool or a space that can't be searched."""
+    def request(self, asked: PoolRequest) -> tuple[SearchRequest, StoredModel, str]:
+        """The search, the model that learns from it, and the words on the arrivals that are expected.
+
+        UsageError for a pool or a space that can't be searched.
+        """
         rules = self._scheduling.rules(asked.pool)
         setting = self.setting(asked.pool)
         if rules is None or setting is None:
@@ -87,9 +90,12 @@ class PoolRequests:
             )  # fmt: skip
         except ValueError as error:
             raise UsageError(str(error)) from None
-        space = space_of(registry.load(rules.name).Config, request.in_force)
-        model = stored_model(self._store, asked.pool, rules.name, asked.objective, space)
-        return replace(request, first=self._tried(asked.pool, rules.name, request.in_force), model=model), words
+        if rules.loaded is None:  # it could not be loaded when it was set, and can be now
+            raise UsageError(f"pool {asked.pool!r} has no policy at work: set {rules.name!r} again with 'stoker policy set'")
+        space = space_of(rules.loaded.policy.Config, request.in_force)
+        stored = stored_model(self._store, asked.pool, rules.name, rules.loaded, asked.objective, space)
+        first = self._tried(asked.pool, rules.name, request.in_force)
+        return replace(request, first=first, model=stored.model), stored, words
 
     def submitted(self, pool: str, now: float) -> Floats:
         """The arrivals of its history."""
@@ -127,14 +133,14 @@ class PoolRequests:
         )
         known = known_work(view.jobs.id.tolist(), work)
         untold = np.isnan(known.whole) & ~known.by_steps & np.isnan(view.jobs.remaining) & ~endless(view.jobs)
-        return np.maximum(Durations(view.jobs, known, ended).middles(), 1e-3), untold
+        return np.maximum(DurationDraws(view.jobs, known, ended).middles(), 1e-3), untold
 
-    def _jobs(self, pool: str, now: float) -> tuple[History, list[int]]:
+    def _jobs(self, pool: str, now: float) -> tuple[JobHistory, list[int]]:
         """The history of a pool, and the ids of its rows."""
         rows = self._store.rows("policy/tuning_history", pool, now - HISTORY_SECONDS)
         numbers = np.array([[math.nan if value is None else value for value in row[:4]] for row in rows], dtype=np.float64).reshape(-1, 4)
         submitted, gpus, duration, ended = numbers.T
-        history = History(submitted, gpus.astype(np.int64), duration, ended, [row[4] for row in rows], [row[5] for row in rows])
+        history = JobHistory(submitted, gpus.astype(np.int64), duration, ended, [row[4] for row in rows], [row[5] for row in rows])
         return history, [row[6] for row in rows]
 
 

@@ -6,6 +6,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from ...policies.autosched.search import Trial
@@ -32,14 +33,14 @@ class PoolSearches:
 
     def begin(self, asked: PoolRequest) -> dict[str, Any]:
         """Start a search; what `answer` says of it. Conflict while another is under way; UsageError for what can't be searched."""
-        request, arrivals = self._requests.request(asked)
+        request, stored, arrivals = self._requests.request(asked)
         with self._lock:
             if self.busy is not None:
                 raise Conflict(f"pool {self.busy!r} is being tuned; try again when that has ended")
             self.busy = asked.pool
         search = secrets.token_hex(4)  # random: a counter would begin again with each start of the daemon, and name two searches alike
         self.tell(asked.pool, search, state="searching", trials=0)
-        threading.Thread(target=self._run, args=(asked, search, request, arrivals), name="tuning", daemon=True).start()
+        threading.Thread(target=self._run, args=(asked, search, request, stored, arrivals), name="tuning", daemon=True).start()
         return self.answer(asked.pool, search)
 
     def answer(self, pool: str, search: str | None = None) -> dict[str, Any]:
@@ -58,14 +59,14 @@ class PoolSearches:
             if old not in self._newest.values():
                 self._answers.pop(old, None)
 
-    def _run(self, asked: PoolRequest, search: str, request: SearchRequest, arrivals: str) -> None:
+    def _run(self, asked: PoolRequest, search: str, request: SearchRequest, stored: StoredModel, arrivals: str) -> None:
         def told(number: int, _trial: Trial) -> None:
             self.tell(asked.pool, search, state="searching", trials=number + 1)
 
         try:
             answer = find_apart(request, told)
             if answer.model is not None:
-                self._store.write(keep_model, StoredModel(asked.pool, request.situation.policy, answer.model))
+                self._store.write(keep_model, replace(stored, model=answer.model))
             if answer.predictor is not None and (request.untold is None or request.untold.predictor is None):
                 self._requests.keep_predictor(asked.pool, answer.predictor)
             summary = {**summary_of(answer, request), "arrivals": arrivals}

@@ -105,7 +105,7 @@ class Beside:
         return np.full(len(self._rows), missing)
 
 
-class Groups:
+class GroupedRows:
     """Rows with equal keys; aggregates have a row a group, by ascending key, and skip NaN as SQL's skip NULL."""
 
     def __init__(self, keys: Array) -> None:

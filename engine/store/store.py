@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..disk_room import BLOCK_BYTES, room
 from ..errors import NoRoom, StokerError, StoreError, UsageError
 from . import migrate
-from .acknowledged import BAD_LOG, Acknowledged, Mark, accept, open_checked
+from .acknowledged import BAD_LOG, Acknowledged, CommitMark, accept, open_checked
 from .changes import Change
 from .define_views import define_views
 from .reserve import Reserve
@@ -245,6 +245,12 @@ class Store:
     @property
     def _log(self) -> Path:
         return _log_of(self.path)
+
+    @contextlib.contextmanager
+    def trial(self) -> Iterator[Transaction]:
+        """What a write command would find now, for its SELECTs alone."""
+        with self.read() as con:
+            yield Transaction(con, self._catalog, self._clock())
 
     def rows(self, name: str, *parameters: Any) -> list[tuple[Any, ...]]:
         """Rows of ``sql/NAME.sql``."""
@@ -468,7 +474,7 @@ class Store:
 
 def _opened(
     path: Path,
-    known: Mark | None,
+    known: CommitMark | None,
     backups: Path | None,
     config: dict[str, Any] | None,
     prepare: Callable[[duckdb.DuckDBPyConnection], None] | None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from .acknowledged import Mark, count, counted
+from .acknowledged import CommitMark, count, counted
 from .changes import Change, Op, apply
 from .sqlfiles import run, sql
 
@@ -45,9 +45,9 @@ class Catalog:
         return self._counted.number + 1
 
     def committed(self, number: int, at: float) -> None:
-        self._counted = Mark(self._counted.database, number, at)
+        self._counted = CommitMark(self._counted.database, number, at)
 
-    def mark(self) -> Mark:
+    def mark(self) -> CommitMark:
         """The last commit of the database."""
         return msgspec.structs.replace(self._counted, used={table: number - 1 for table, number in self._next.items()})
 

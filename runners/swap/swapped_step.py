@@ -30,9 +30,9 @@ from ..worker.ranks import Ranks
 from .host_memory import give_back_large_blocks
 from .interception import Interception, here
 from .micro_batch import MicroBatch
+from .model_profile import size_of
 from .model_units import Finder, Units
 from .module_state import back_after_error
-from .part_times import size_of
 from .swap_executor import SwapExecutor, Varies
 from .task_batches import begun, compared_task
 from .tried_cuts import DoesNotFit, cuts_for

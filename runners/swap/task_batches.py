@@ -16,8 +16,8 @@ from ..train.step import checked
 from ..train.task import Task
 from .comparison import PlainFails, compared
 from .micro_batch import MicroBatch
+from .model_profile import size_of
 from .model_units import Finder, Units
-from .part_times import size_of
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from ...engine.errors import UsageError
 from ..device.device import CapExceeded, Device
 from ..train.batches import Interrupted
 from ..worker import script
+from .model_profile import Begin, measure, sizes_of
 from .model_units import Units
 from .module_state import untouched
-from .part_times import Begin, measure, sizes_of
 from .partition import smallest_cap
 from .swap_executor import SwapExecutor
 from .swap_plan import plan_step

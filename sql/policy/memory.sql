@@ -1,4 +1,4 @@
--- What the policy of a pool kept for its next decision, as it was set last: settings in a row of the same policy and the same code keep one
+-- Memory that the policy of a pool kept for its next decision, as it was set last: settings in a row of the same policy and the same code keep one
 -- memory. The newest setting that was another is `broken`. $1: pool, $2: policy, $3: digest of its code, NULL: Stoker's own, $4: version of
 -- its configuration. Version 0 is the daemon's default, whose code is not known.
 WITH others AS (

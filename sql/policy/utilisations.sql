@@ -1,4 +1,4 @@
--- How busy each kind of job recently kept a GPU that it had alone, where that differs from the stored value. $1: since (s since the epoch).
+-- Recent utilisation of a GPU by each kind of job that had it alone, where that differs from the stored value. $1: since (s since the epoch).
 -- Of a slot the memory is that of the job's processes, up to what the slot is declared to have, as nothing enforces that: what ran there fits
 -- there. Of a GPU the workers tell it themselves. NULL: no more than is known.
 SELECT j.signature, g.name AS gpu_name, median(t.utilisation) AS utilisation,

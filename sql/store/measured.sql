@@ -1,4 +1,4 @@
--- What jobs that have just completed measured, beside what is known of their model.
+-- Measurements of jobs that have just completed, beside those known of their model.
 SELECT j.model, any_value(g.name) AS gpu_name, any_value(l.gpu_count) AS gpu_count, any_value(j.run_time) AS duration,
        any_value(p.seconds_per_step) AS seconds_per_step, any_value(p.peak_memory) AS peak_memory,
        any_value(o.seconds_per_step) AS old_seconds_per_step, any_value(o.duration) AS old_duration,

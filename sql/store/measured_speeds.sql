@@ -1,4 +1,4 @@
--- What leases ran that have measured their speed, and on what, beside what is known of it. The first GPU stands for all.
+-- Leases that have measured their speed, with their programs and GPUs, beside the known speed. The first GPU stands for all.
 WITH held AS (
     SELECT lease_id, min(gpu_id) AS gpu_id, count(DISTINCT node_id) AS nodes
     FROM lease_gpus

@@ -1,4 +1,4 @@
--- What is known of the work that jobs have left, free of the clock: by steps and pace, else as a duration of the whole job.
+-- Known work left of jobs, free of the clock: by steps and pace, else as a duration of the whole job.
 -- engine/scheduling/work.py says the same in NumPy, for the policies' ticks: a change here is a change there.
 CREATE OR REPLACE VIEW work AS
 WITH known AS (
@@ -41,7 +41,7 @@ LEFT JOIN known k ON k.model = j.model AND k.gpu_count = j.gpus_min
 LEFT JOIN measured m ON m.pool = j.pool AND m.signature = j.signature
 WHERE j.finished_at IS NULL;
 
-COMMENT ON VIEW work IS 'What is known of the work of jobs that have not ended, free of the clock';
+COMMENT ON VIEW work IS 'Known work left of jobs that have not ended, free of the clock';
 COMMENT ON COLUMN work.job_id IS 'Job';
 COMMENT ON COLUMN work.ahead IS 'Seconds left by the steps that it is expected to need and their pace, its own, or that of its like or of its model, NULL: not known';
 COMMENT ON COLUMN work.ahead_most IS 'The most: up to its maximum of steps, at the pace of the slowest GPUs where it has none of its own';

@@ -1,4 +1,4 @@
--- How much work jobs have left now: `work` seen from this moment. sql/policy/jobs.sql does the same from the moment of a View.
+-- Work that jobs have left now: `work` seen from this moment. sql/policy/jobs.sql does the same from the moment of a View.
 CREATE OR REPLACE VIEW estimates AS
 WITH timed AS (  -- a runner's clock may be ahead of the daemon's, but no run time is negative
     SELECT j.id, j.run_time + coalesce(greatest(epoch(make_timestamp(epoch_us(now())) - l.started_at), 0), 0) AS ran

@@ -1,4 +1,4 @@
--- When jobs that have not ended should start and end, and the risk of their deadlines, for all listings, explanations and alarms.
+-- Expected starts and ends of jobs that have not ended, and the risk of their deadlines, for all listings, explanations and alarms.
 -- An unknown start does not mean an immediate one, so no end follows from it; but a job that would be late even so is at risk, and so is
 -- one that was announced to be in time. In the first 10 s of a stay in the queue, or after a pause, its start is not computed yet.
 CREATE OR REPLACE VIEW outlook AS

@@ -70,7 +70,7 @@ COMMENT ON COLUMN jobs_now.name IS 'Name';
 COMMENT ON COLUMN jobs_now.owner IS 'User who submitted it';
 COMMENT ON COLUMN jobs_now.pool IS 'Pool';
 COMMENT ON COLUMN jobs_now.kind IS 'train, finetune, prompt or infer';
-COMMENT ON COLUMN jobs_now.model IS 'What is trained';
+COMMENT ON COLUMN jobs_now.model IS 'Model that is trained';
 COMMENT ON COLUMN jobs_now.state IS 'Present state';
 COMMENT ON COLUMN jobs_now.state_since IS 'When it entered that state (UTC)';
 COMMENT ON COLUMN jobs_now.progress IS 'Share of its steps that is done (%); of those that it is expected to need, if it stops at a metric; NULL: not known';

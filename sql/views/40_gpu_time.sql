@@ -1,4 +1,4 @@
--- Who held which GPU when: one row a lease and GPU, for Gantt charts and accounting.
+-- Times at which jobs held GPUs: one row a lease and GPU, for Gantt charts and accounting.
 CREATE OR REPLACE VIEW gpu_time AS
 WITH shared AS (  -- the time of a shared GPU is divided among all jobs that have it at a moment
     SELECT h.gpu_id, l.id, l.granted_at AS since, coalesce(l.ended_at, make_timestamp(epoch_us(now()))) AS until
@@ -22,7 +22,7 @@ JOIN lease_gpus g ON g.lease_id = l.id
 JOIN jobs j ON j.id = l.job_id
 LEFT JOIN gpus u ON u.id = g.gpu_id
 LEFT JOIN parts d ON d.id = l.id AND d.gpu_id = g.gpu_id;
-COMMENT ON VIEW gpu_time IS 'Who held which GPU when: one row a lease and GPU, for Gantt charts and accounting';
+COMMENT ON VIEW gpu_time IS 'Times at which jobs held GPUs: one row a lease and GPU, for Gantt charts and accounting';
 COMMENT ON COLUMN gpu_time.gpu_id IS 'GPU';
 COMMENT ON COLUMN gpu_time.node IS 'Runner';
 COMMENT ON COLUMN gpu_time.idx IS 'Position on its node, NULL: no longer offered';

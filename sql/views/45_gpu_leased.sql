@@ -1,4 +1,4 @@
--- When each GPU was under lease, whoever held it: leases that share it, or follow each other without a gap, are one row.
+-- Times at which each GPU was under lease, by any job: leases that share it, or follow each other without a gap, are one row.
 CREATE OR REPLACE VIEW gpu_leased AS
 WITH parts AS (
     SELECT gpu_id, node, since, until,

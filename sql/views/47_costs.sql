@@ -1,4 +1,4 @@
--- What each job costs: GPU-time that it held and files that it keeps, at the prices of the time (config.toml, [prices]).
+-- Cost of each job: GPU-time that it held and files that it keeps, at the prices of the time (config.toml, [prices]).
 CREATE OR REPLACE VIEW costs AS
 WITH lists AS (  -- each list of prices with its begin and end; the first one also holds before its begin
     SELECT ts, CASE WHEN row_number() OVER (ORDER BY ts) = 1 THEN TIMESTAMP '-infinity' ELSE ts END AS since,
@@ -37,7 +37,7 @@ FROM jobs j
 LEFT JOIN held h ON h.job_id = j.id
 LEFT JOIN stored s ON s.job_id = j.id
 LEFT JOIN stored_for f ON f.job_id = j.id;
-COMMENT ON VIEW costs IS 'What each job costs: GPU-time that it held and files that it keeps, at the prices of the time (config.toml, [prices])';
+COMMENT ON VIEW costs IS 'Cost of each job: GPU-time that it held and files that it keeps, at the prices of the time (config.toml, [prices])';
 COMMENT ON COLUMN costs.job_id IS 'Job';
 COMMENT ON COLUMN costs.name IS 'Its name';
 COMMENT ON COLUMN costs.owner IS 'User who submitted it';
@@ -45,7 +45,7 @@ COMMENT ON COLUMN costs.pool IS 'Pool';
 COMMENT ON COLUMN costs.state IS 'State';
 COMMENT ON COLUMN costs.gpu_hours IS 'Hours of GPUs that it held; the time of a shared GPU is divided among those who share it';
 COMMENT ON COLUMN costs.gpu_cost IS 'Their price; of a lease, as it was when that was granted';
-COMMENT ON COLUMN costs.stored_bytes IS 'What its directories take on disks now (bytes)';
+COMMENT ON COLUMN costs.stored_bytes IS 'Disk space that its directories take now (bytes)';
 COMMENT ON COLUMN costs.stored_gib_hours IS 'GiB times the hours for which they were kept';
 COMMENT ON COLUMN costs.storage_cost IS 'Their price';
 COMMENT ON COLUMN costs.cost IS 'Both prices';

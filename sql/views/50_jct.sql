@@ -14,7 +14,7 @@ COMMENT ON COLUMN jct.name IS 'Name';
 COMMENT ON COLUMN jct.owner IS 'User who submitted it';
 COMMENT ON COLUMN jct.pool IS 'Pool';
 COMMENT ON COLUMN jct.kind IS 'train, finetune, prompt or infer';
-COMMENT ON COLUMN jct.model IS 'What was trained';
+COMMENT ON COLUMN jct.model IS 'Model that was trained';
 COMMENT ON COLUMN jct.outcome IS 'How it ended';
 COMMENT ON COLUMN jct.gpus_min IS 'GPUs that it needed';
 COMMENT ON COLUMN jct.submitted_at IS 'When it was accepted (UTC)';

@@ -1,4 +1,4 @@
--- What state each job was in from when to when, from the events; while it waits, a new row whenever it waits for something else.
+-- States of each job with begin and end, from the events; while it waits, a new row whenever it waits for something else.
 CREATE OR REPLACE VIEW job_states AS
 WITH turned AS (  -- by how much the clock was set up to an event, in all: events keep the time that was shown
     SELECT seq, sum((detail ->> '$.seconds')::DOUBLE) OVER (ORDER BY seq) AS seconds FROM events WHERE kind = 'clock.set'
@@ -14,7 +14,7 @@ SELECT e.job_id, last_value(e.entered IGNORE NULLS) OVER history AS state, e.ts 
            - epoch(e.ts) + e.turned AS seconds, e.reason, e.actor, e.lease_id
 FROM steps e
 WINDOW history AS (PARTITION BY e.job_id ORDER BY e.seq);
-COMMENT ON VIEW job_states IS 'What state each job was in from when to when, from the events';
+COMMENT ON VIEW job_states IS 'States of each job with begin and end, from the events';
 COMMENT ON COLUMN job_states.job_id IS 'Job';
 COMMENT ON COLUMN job_states.state IS 'State';
 COMMENT ON COLUMN job_states.since IS 'When it entered it (UTC)';

@@ -20,7 +20,7 @@ COMMENT ON COLUMN failures.lease_id IS 'Lease';
 COMMENT ON COLUMN failures.attempt IS 'Counts the leases of the job, from 1';
 COMMENT ON COLUMN failures.outcome IS 'failed, oom, hang, timeout, lost or start-failed';
 COMMENT ON COLUMN failures.exit_code IS 'Exit code, negative: signal';
-COMMENT ON COLUMN failures.message IS 'What happened and the remedy';
+COMMENT ON COLUMN failures.message IS 'Cause and remedy';
 COMMENT ON COLUMN failures.ran IS 'Seconds from its start to its end';
 COMMENT ON COLUMN failures.state IS 'Present state of the job: whether it is tried again';
 COMMENT ON COLUMN failures.failures IS 'Attempts of the job that failed by its own fault';

@@ -1,4 +1,4 @@
--- What suspensions cost, by model and number of GPUs: the newest 20 of each, with the starts that followed on as many GPUs.
+-- Costs of suspensions, by model and number of GPUs: the newest 20 of each, with the starts that followed on as many GPUs.
 CREATE OR REPLACE VIEW overheads AS
 WITH attempts AS (
     SELECT l.id, l.job_id, l.gpu_count, l.granted_at, l.started_at,
@@ -29,7 +29,7 @@ FROM costs
 GROUP BY pool, model, gpu_count
 ORDER BY pool, model, gpu_count;
 
-COMMENT ON VIEW overheads IS 'What a suspension costs with its resumption, by pool, model and number of GPUs: means of the newest 20 of the last 14 days';
+COMMENT ON VIEW overheads IS 'Cost of a suspension with its resumption, by pool, model and number of GPUs: means of the newest 20 of the last 14 days';
 COMMENT ON COLUMN overheads.pool IS 'Pool';
 COMMENT ON COLUMN overheads.model IS 'Model, as in jobs';
 COMMENT ON COLUMN overheads.gpu_count IS 'GPUs on which the job went on';

@@ -31,8 +31,8 @@ COMMENT ON COLUMN pipelines_now.pipeline IS 'Name of the pipeline, where a proce
 COMMENT ON COLUMN pipelines_now.stage IS 'Name of the stage';
 COMMENT ON COLUMN pipelines_now.position IS 'Place of the stage in the order of the data, from 0';
 COMMENT ON COLUMN pipelines_now.workers IS 'Workers of the stage';
-COMMENT ON COLUMN pipelines_now.unit IS 'What of the stage is set: workers, or MiB that it may hold; NULL: nothing is';
-COMMENT ON COLUMN pipelines_now.value IS 'What it is set to, in that unit';
+COMMENT ON COLUMN pipelines_now.unit IS 'Unit of the value: workers, or MiB that the stage may hold; NULL: nothing of it is set';
+COMMENT ON COLUMN pipelines_now.value IS 'Value in force, in that unit';
 COMMENT ON COLUMN pipelines_now.bottleneck IS 'This stage limits the throughput; in no stage: the training does, it gets 95 % of what it would take, or all were idle';
 COMMENT ON COLUMN pipelines_now.latency IS 'Seconds of one item in the stage; NULL: none was finished';
 COMMENT ON COLUMN pipelines_now.cpu IS 'Seconds of CPU time of one item';
@@ -52,5 +52,5 @@ COMMENT ON COLUMN pipelines_now.memory_used IS 'Memory in use by pipeline and tr
 COMMENT ON COLUMN pipelines_now.memory_total IS 'Memory that they may use (bytes)';
 COMMENT ON COLUMN pipelines_now.controller IS 'Controller that decides';
 COMMENT ON COLUMN pipelines_now.why IS 'Why it wanted that, in words';
-COMMENT ON COLUMN pipelines_now.refused IS 'What the guard did not allow, and why; NULL: it allowed all';
+COMMENT ON COLUMN pipelines_now.refused IS 'Changes that the guard did not allow, and why; NULL: it allowed all';
 COMMENT ON COLUMN pipelines_now.told_at IS 'When the tuner told it (UTC); it tells a step that changes nothing every 10 s';

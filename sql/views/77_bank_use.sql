@@ -1,4 +1,4 @@
--- Whether tunings asked the prompt bank where to begin, as the first attempt of each reported, or why not.
+-- Use of the prompt bank by tunings, as the first attempt of each reported: its initial prompt, or why it began without the bank.
 CREATE OR REPLACE VIEW bank_use AS
 WITH told AS (
     SELECT job_id, max(value) FILTER (name = 'bank_used') = 1 AS used, max(value) FILTER (name = 'bank_scores')::BIGINT AS scores,
@@ -14,7 +14,7 @@ SELECT j.id AS job_id, j.name AS job, j.owner, j.backbone, t.used, t.scores, t.s
 FROM told t JOIN jobs j ON j.id = t.job_id
 WHERE t.used IS NOT NULL
 ORDER BY j.id DESC;
-COMMENT ON VIEW bank_use IS 'Whether tunings asked the prompt bank where to begin, or why not';
+COMMENT ON VIEW bank_use IS 'Use of the prompt bank by tunings, or why they began without it';
 COMMENT ON COLUMN bank_use.job_id IS 'Job';
 COMMENT ON COLUMN bank_use.job IS 'Name of the job';
 COMMENT ON COLUMN bank_use.owner IS 'User of the job';

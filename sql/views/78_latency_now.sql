@@ -1,4 +1,4 @@
--- What clients of servers saw: of each minute the newest report of each lease, which tells of the minute so far.
+-- Latencies that clients of servers saw: of each minute the newest report of each lease, which covers the minute so far.
 CREATE OR REPLACE VIEW latency_now AS
 WITH told AS (
     SELECT m.job_id, m.lease_id, m.ts,
@@ -24,7 +24,7 @@ SELECT n.job_id, j.name, make_timestamp(CAST(n.number * 60000000 AS BIGINT)) AS 
 FROM newest n JOIN jobs j ON j.id = n.job_id
 ORDER BY n.job_id, minute, n.lease_id;
 
-COMMENT ON VIEW latency_now IS 'What clients of jobs that serve a model saw, by job and minute; the present minute so far';
+COMMENT ON VIEW latency_now IS 'Latencies that clients of jobs that serve a model saw, by job and minute; the present minute so far';
 COMMENT ON COLUMN latency_now.job_id IS 'Job';
 COMMENT ON COLUMN latency_now.name IS 'Its name';
 COMMENT ON COLUMN latency_now.minute IS 'Beginning of the minute (UTC), by the clock of its host';

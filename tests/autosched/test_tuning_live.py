@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from e2e import DaemonProcess, Jobs, RunnerProcess, command, until
-from stoker.engine.autosched.stored_models import StoredModel, keep_model
+from stoker.engine.autosched.stored_models import StoredModel, keep_model, version_of
 from stoker.engine.home import Home
 from stoker.engine.store.store import Store
 from stoker.engine.store.transaction import Transaction
@@ -173,7 +173,7 @@ def test_what_was_learnt_and_a_wrong_prediction_outlive_a_kill(
     store = Store.open(home.database)
     space = space_of(registry.load("fifo").Config, {"backfill": False})
     samples = made_samples(space)
-    store.write(keep_model, StoredModel("default", "fifo", CausalModel.learnt(space, "jct", samples)))
+    store.write(keep_model, StoredModel("default", "fifo", version_of(registry.loaded("fifo")), CausalModel.learnt(space, "jct", samples)))
     store.write(expect_less, applied)
     store.close()
 

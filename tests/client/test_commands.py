@@ -65,6 +65,16 @@ def test_a_retry_that_is_sent_twice_submits_once(jobs: Jobs) -> None:
     assert not other["existing"] and other["of"] == second
 
 
+def test_a_retry_by_name_that_is_sent_twice_submits_once(stoker: Stoker, jobs: Jobs) -> None:
+    """By the second time the name means the job that the first has made, whatever has become of that."""
+    assert stoker("submit", "--array", "n=0,1", "--name", "named", "--wait", "--", "sh", "-c", "exit {n}")[0] == 10
+    (made,) = jobs.client.post("/v1/jobs/named/retry", {"key": "again"})["jobs"]
+    for _ in range(2):
+        (same,) = jobs.client.post("/v1/jobs/named/retry", {"key": "again"})["jobs"]
+        assert (same["id"], same["existing"], same["of"], same["name"]) == (made["id"], True, made["of"], "named[1]")
+        jobs.ended(made["id"])
+
+
 def test_wait_gives_up_in_time(stoker: Stoker, jobs: Jobs) -> None:
     held = jobs.shell("slow", "true", hold=True)
     began = time.monotonic()
@@ -128,12 +138,14 @@ def test_lines_of_a_log_by_pattern_and_time(stoker: Stoker, jobs: Jobs) -> None:
     assert stoker("logs", str(job), "-n", "1", "-t")[1].endswith("loss end")
 
 
-def test_what_is_kept_is_told_with_its_size_and_its_time(stoker: Stoker, jobs: Jobs) -> None:
+def test_what_is_kept_is_told_with_its_size_and_its_time(stoker: Stoker, jobs: Jobs, live: DaemonProcess) -> None:
+    (bundles := live.home.path / "bundles").mkdir(exist_ok=True)
+    (bundles / f"{'ab' * 32}.part").write_bytes(bytes(1 << 20))
     jobs.ended(jobs.shell("leaves", "true"))
     code, out, err = stoker("clean", "--json")
     rows = {row["what"]: row for row in json.loads(out)}
     assert code == 0 and not err
-    assert rows["database"]["bytes"] > 0 and rows["jobs"]["bytes"] > 0
+    assert rows["database"]["bytes"] > 0 and rows["jobs"]["bytes"] > 0 and rows["bundles"]["bytes"] >= 1 << 20
     assert rows["events"]["rows"] > 0 and rows["events"]["seconds"] == 365 * 86_400
     assert re.search(r"^decisions +\d", stoker("clean")[1], re.MULTILINE)
 

@@ -23,13 +23,14 @@ from stoker.engine.fleet.board import Board
 from stoker.engine.fleet.kept_bundles import KeptBundles
 from stoker.engine.fleet.places_told import drop_bundle, fetch_at_most, take_sent
 from stoker.engine.fleet.registration import NodeChange
+from stoker.engine.fleet.silence import Fleet
 from stoker.engine.forecast.explain import explain
 from stoker.engine.home import Home
 from stoker.engine.hosts.bundles import PIECE, Damaged, digest_of, fetch, send, tree, unpack
 from stoker.engine.protocol import Assignment, BundleWanted, CheckpointSent, Report, SendCheckpoint
 from stoker.engine.scheduling.view import Snapshot, snapshot
 from stoker.policies import registry
-from stoker.runners.handover.fetched import Fetcher, Wanted, _Unwanted, marked
+from stoker.runners.handover.fetched import Fetcher, WantedDirectory, _Unwanted, marked
 from stoker.runners.handover.sent_checkpoints import CheckpointSender
 from stoker.runners.old_files import clean, keep_snapshots
 from test_moves import COUNTS, step
@@ -129,6 +130,27 @@ def test_where_nobody_can_send_it_nothing_waits_for_it(hosts: Daemon) -> None:
     ((assignment,), _) = told(hosts, "h2")
     assert assignment.fetch is not None and assignment.fetch.refused == "no runner is there to send it"
     assert told(hosts, "h1")[1] == []
+
+
+def test_a_drained_runner_that_is_silent_sends_nothing_until_it_is_heard_again(hosts: Daemon) -> None:
+    job = saved(hosts, "h1")
+    hosts.grant(job, "h2")
+    for state in ("draining", "drained"):
+        hosts.store.write(registration.change_node, NodeChange("h1", state, "ann", "switched off"))
+    moments = [0.0]
+    fleet, looks = Fleet(hosts.store, lambda: moments[0]), []
+    hosts.store.listen(lambda commit: looks.append(commit.topics) if "leases" in commit.topics else None)
+
+    def refused() -> str:
+        ((assignment,), _) = told(hosts, "h2")
+        assert assignment.fetch is not None
+        return assignment.fetch.refused
+
+    heard = time.time()
+    for ago, words, looked in ((0, "", 0), (90, "no runner is there to send it", 1), (90, "no runner is there to send it", 1), (0, "", 2)):
+        hosts.store.write(lambda tx, batch: [tx.update("nodes", ["id"], batch)], {"id": "h1", "last_seen": heard - ago})
+        fleet.watch()
+        assert (refused(), len(looks)) == (words, looked)
 
 
 def test_a_version_that_does_not_fetch_is_given_no_job_that_would_have_to(daemon: Daemon) -> None:
@@ -310,9 +332,9 @@ def fetcher(tmp_path: Path) -> Fetcher:
 
 
 @pytest.fixture
-def wanted(checkpoints: Path, tmp_path: Path) -> Wanted:
+def wanted(checkpoints: Path, tmp_path: Path) -> WantedDirectory:
     digest, size = digest_of(tree(checkpoints))
-    return Wanted(digest, tmp_path / "h2" / "jobs" / "7" / "checkpoints", f"{digest} 3", size)
+    return WantedDirectory(digest, tmp_path / "h2" / "jobs" / "7" / "checkpoints", f"{digest} 3", size)
 
 
 def bytes_of(checkpoints: Path) -> bytes:
@@ -322,7 +344,7 @@ def bytes_of(checkpoints: Path) -> bytes:
 
 
 def test_a_runner_takes_nothing_that_is_damaged_and_asks_once_more(
-    checkpoints: Path, fetcher: Fetcher, wanted: Wanted, monkeypatch: pytest.MonkeyPatch
+    checkpoints: Path, fetcher: Fetcher, wanted: WantedDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, spoilt = bytes_of(checkpoints), [1]
 
@@ -346,7 +368,7 @@ def test_a_runner_takes_nothing_that_is_damaged_and_asks_once_more(
 
 
 def test_what_is_given_up_while_it_comes_is_not_put_under_the_next_lease(
-    checkpoints: Path, fetcher: Fetcher, wanted: Wanted, monkeypatch: pytest.MonkeyPatch
+    checkpoints: Path, fetcher: Fetcher, wanted: WantedDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = bytes_of(checkpoints)
 
@@ -366,7 +388,7 @@ def test_what_is_given_up_while_it_comes_is_not_put_under_the_next_lease(
     assert not fetcher.leave(wanted.target) and fetcher.leave(wanted.target.parent)
 
 
-def test_a_runner_without_room_says_so_and_keeps_nothing(fetcher: Fetcher, wanted: Wanted, tmp_path: Path) -> None:
+def test_a_runner_without_room_says_so_and_keeps_nothing(fetcher: Fetcher, wanted: WantedDirectory, tmp_path: Path) -> None:
     told = fetcher._fetch(replace(wanted, size=1 << 50))
     assert told is not None and told.startswith("there is no room for it on the disk of this host: it needs ")
     assert not list((tmp_path / "h2").rglob("*.part"))

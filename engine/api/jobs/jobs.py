@@ -20,10 +20,10 @@ from ...jobs.moves import WAITING
 from ...jobs.owners import require_own
 from ...jobs.pipeline_history import describe
 from ...jobs.schedule_rows import NewSchedule, add_schedule
-from ...jobs.states import FINAL
-from ...jobs.submission import SubmitRequest, check, pools_of, submit
+from ...jobs.states import FINAL, State
+from ...jobs.submission import SubmitRequest, check, on_trial, pools_of, submit
 from ...json_rows import first, objects
-from ...logfile import Piece, Place, read_log, read_timed
+from ...logfile import LogPart, Place, read_log, read_timed
 from ...logfile import since as place_since
 from ...protocol import BundleKept, SnapshotPiece
 from ...spec.check import MAX_PRIORITY, require_all, require_provenance, require_time
@@ -116,8 +116,8 @@ async def _judge(call: Call, submission: Submission) -> None:
 
 async def _submit(call: Call, submission: Submission) -> dict[str, Any]:
     if submission.dry_run:
-        answer = await call.run(Kind.REPORT, _dry_run, call, submission)
-        await _foretell(call, submission.jobs, answer["jobs"])
+        answer, left = await call.run(Kind.REPORT, _dry_run, call, submission)
+        await _foretell(call, left, answer["jobs"])
         return answer
     store = call.daemon.store
     if cron := submission.jobs[0].cron:
@@ -129,20 +129,37 @@ async def _submit(call: Call, submission: Submission) -> dict[str, Any]:
     return {"jobs": jobs, "schedule": None, "dry_run": False}
 
 
-def _dry_run(call: Call, submission: Submission) -> dict[str, Any]:
+def _dry_run(call: Call, submission: Submission) -> tuple[dict[str, Any], list[JobSpec]]:
+    """The answer, and the specs with what they still wait for."""
     store = call.daemon.store
-    check(submission.jobs, pools_of(store.rows("store/pool_sizes")), time.time())
+    there: dict[str, tuple[int, State]] = {}
+    if submission.jobs[0].cron:  # what its jobs wait for is looked up whenever they are submitted
+        check(submission.jobs, pools_of(store.rows("store/pool_sizes")), time.time())
+        left = submission.jobs
+    else:
+        with store.trial() as tx:
+            there, left = on_trial(tx, SubmitRequest(submission, call.who.user))
     jobs = []
-    for spec, (start, why) in zip(submission.jobs, call.daemon.scheduling.foresee(submission.jobs), strict=True):
-        state = "submitted" if spec.hold or spec.waits_for else "pending"
-        jobs.append({"id": None, "name": spec.name, "state": state, "existing": False, "reason": why, "est_start": start, "forecast": None})
-    return {"jobs": jobs, "schedule": None, "dry_run": True}
+    for spec, (start, why) in zip(left, call.daemon.scheduling.foresee(left), strict=True):
+        job = {"id": None, "name": spec.name, "state": "submitted" if spec.hold or spec.waits_for else "pending", "existing": False,
+               "reason": why, "est_start": start, "forecast": None}  # fmt: skip
+        if known := there.get(spec.name):
+            number, state = known
+            job |= {
+                "id": number,
+                "state": state,
+                "existing": True,
+                "reason": f"is job {number}, of this idempotency_key",
+                "est_start": None,
+            }
+        jobs.append(job)
+    return {"jobs": jobs, "schedule": None, "dry_run": True}, left
 
 
 async def _foretell(call: Call, specs: list[JobSpec], answers: list[dict[str, Any]]) -> None:
     """Add to the answers of the first jobs with deadlines whether these are expected to be met."""
     for row in with_deadlines(specs)[:MOST_FORETOLD]:
-        if specs[row].cron is None:
+        if specs[row].cron is None and not answers[row]["existing"]:
             answers[row]["forecast"] = await call.daemon.admission.of_spec(specs, row)
 
 
@@ -278,7 +295,7 @@ async def logs(call: Call) -> dict[str, Any]:
         source, over = await call.read(log_source, call.daemon.store, job, None if given is None else int(given), node)
         here = source is None or await call.read(call.daemon.remote_logs.is_here, source)
         if source is None:
-            piece = Piece("", Place("", 0))
+            piece = LogPart("", Place("", 0))
         elif not here and (timed or since is not None):
             lies = f"the log of job {job} lies on host {source.host}, and when its lines were written is known there alone"
             raise Conflict(f"{lies}; read it without --timestamps and --since")
@@ -312,7 +329,7 @@ def _since(source: LogSource, moment: float) -> Place:
     return found
 
 
-async def _read_afar(call: Call, source: LogSource, at: Place | None, lines: int | None) -> Piece:
+async def _read_afar(call: Call, source: LogSource, at: Place | None, lines: int | None) -> LogPart:
     """Some of a log of another host: through its runner, or, when that cannot answer, from the end of it that the daemon keeps."""
     try:
         return await call.daemon.remote_logs.fetch(source, at, lines)
@@ -341,7 +358,7 @@ def log_source(store: Store, job: int, lease: int | None, node: str | None) -> t
     return source_of(job, rows[0]), rows[0]["ended"] and (lease is not None or final)
 
 
-def _read_here(source: LogSource, at: Place | None, lines: int | None, *, first: bool) -> Piece:
+def _read_here(source: LogSource, at: Place | None, lines: int | None, *, first: bool) -> LogPart:
     """Some of a log of this host; ``first``: the client does not follow it yet, so it must be there."""
     piece = read_log(source.path, at, lines)
     if first and not piece.text and not source.run_dir.is_dir():
@@ -349,7 +366,7 @@ def _read_here(source: LogSource, at: Place | None, lines: int | None, *, first:
     return piece
 
 
-def _read_timed(source: LogSource, at: Place | None, lines: int | None, *, first: bool) -> tuple[Piece, list[float | None]]:
+def _read_timed(source: LogSource, at: Place | None, lines: int | None, *, first: bool) -> tuple[LogPart, list[float | None]]:
     found = read_timed(source.path, at, lines)
     if first and not found[0].text and not source.run_dir.is_dir():
         raise source.missing()

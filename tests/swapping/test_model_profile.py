@@ -6,7 +6,7 @@ import pytest
 import torch
 from stoker.runners.device.metered import MeteredDevice
 from stoker.runners.swap.micro_batch import MicroBatch
-from stoker.runners.swap.part_times import Shape, measure
+from stoker.runners.swap.model_profile import Shape, measure
 from stoker.runners.swap.partition import Parts, best_cuts, cost_of, smallest_cap
 from stoker.runners.swap.swap_executor import SwapExecutor
 from stoker.runners.swap.swap_plan import plan_step, planned
