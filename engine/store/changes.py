@@ -52,14 +52,24 @@ def apply(con: duckdb.DuckDBPyConnection, types: Types, change: Change) -> list[
         text = f'DELETE FROM "{change.table}" WHERE "{key}" IN (SELECT unnest($1::{types[change.table][key]}[]))'
         con.execute(parsed(con, text), change.values)
         return []
-    source, values = _source(types[change.table], change)
-    con.execute(parsed(con, _statement(change, source)), values)
+    single = len(change.values[0]) == 1
+    con.execute(
+        parsed(con, _statement(change, _terms(types[change.table], change, single), single)),
+        [column[0] for column in change.values] if single else change.values,
+    )
     return []
 
 
-def _statement(change: Change, source: str) -> str:
+def _statement(change: Change, terms: Mapping[str, str], single: bool) -> str:
+    """``terms``: the value of each column. A `single` row is an update by plain values: to match it with a table takes longer to plan than
+    all the rest."""
     table, keys = change.table, change.keys
     others = [column for column in change.columns if column not in keys]
+    if change.op == "update" and single:
+        changes = ", ".join(f'"{column}" = {terms[column]}' for column in others)
+        match = " AND ".join(f'"{key}" = {terms[key]}' for key in keys)
+        return f'UPDATE "{table}" SET {changes} WHERE {match or "true"}'
+    source = "SELECT " + ", ".join(f'{term} AS "{column}"' for column, term in terms.items())
     if change.op == "update":
         changes = ", ".join(f'"{column}" = b."{column}"' for column in others)
         match = " AND ".join(f'"{table}"."{key}" = b."{key}"' for key in keys)
@@ -71,20 +81,15 @@ def _statement(change: Change, source: str) -> str:
     return f"{insert} ON CONFLICT ({', '.join(keys)}) DO UPDATE SET {changes}"
 
 
-def _source(types: Mapping[str, str], change: Change) -> tuple[str, list[Any]]:
-    """A SELECT of the rows, and its parameters: one list for each column.
-
-    A single row is passed as plain values: for it DuckDB takes longer to plan the unnesting than for all the rest.
-    """
-    single = len(change.values[0]) == 1
-    parts = []
+def _terms(types: Mapping[str, str], change: Change, single: bool) -> dict[str, str]:
+    """The value of each column, as SQL with a parameter each: a list for each column, or the value of a `single` row."""
+    terms = {}
     for number, column in enumerate(change.columns, 1):
         stamp = types[column] == "TIMESTAMP"
         kind = "DOUBLE" if stamp else types[column]
         value = f"${number}::{kind}" if single else f"unnest(${number}::{kind}[])"
-        parts.append(f'make_timestamp(CAST({value} * 1000000 AS BIGINT)) AS "{column}"' if stamp else f'{value} AS "{column}"')
-    values = [column[0] for column in change.values] if single else change.values
-    return "SELECT " + ", ".join(parts), values
+        terms[column] = f"make_timestamp(CAST({value} * 1000000 AS BIGINT))" if stamp else value
+    return terms
 
 
 def _insert_columns(con: duckdb.DuckDBPyConnection, change: Change) -> list[tuple[Any, ...]]:
