@@ -19,7 +19,7 @@ import numpy as np
 from common import arguments, machine, progress, show
 from stoker.engine.forecast.admission import PROFILING, foresee
 from stoker.engine.forecast.whatif import Question
-from stoker.engine.forecast.work_draws import Durations, Finished, Known
+from stoker.engine.forecast.work_draws import DurationDraws, Finished, Known
 from stoker.engine.scheduling.guards import Evictions, PreemptionLimits
 from stoker.engine.scheduling.ticks import Rules
 from stoker.policies import registry
@@ -82,7 +82,7 @@ def measure(policy: str, count: int, rounds: int) -> dict[str, Any]:
         known = Known(["m"] * len(view.jobs), nobody, view.jobs.remaining + view.jobs.run_time, ~nobody, nobody)
         rules = Rules(policy, lambda: registry.create(policy, {}), PreemptionLimits(), Evictions())
         began = time.thread_time()
-        durations = Durations(view.jobs, known, Finished([], np.zeros(0), np.zeros(0)))
+        durations = DurationDraws(view.jobs, known, Finished([], np.zeros(0), np.zeros(0)))
         simulated, _ = foresee(Question(view, count, np.array([count])), durations, rules, np.zeros(count + 1), PROFILING)
         spent.append(time.thread_time() - began)
         runs.append(simulated)

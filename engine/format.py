@@ -160,6 +160,10 @@ def bar(share: float | None, width: int) -> str:
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
+def three_digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def harmless(text: str) -> str:
     """Text of several lines without characters that would control the terminal."""
     return _STEERING.sub("�", text)

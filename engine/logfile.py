@@ -28,7 +28,7 @@ class Place(NamedTuple):
     offset: int
 
 
-class Piece(NamedTuple):
+class LogPart(NamedTuple):
     """A part of a log, the place behind it, and whether more followed already."""
 
     text: str
@@ -82,7 +82,7 @@ def since(path: Path, moment: float) -> Place | None:
     return end if known else None
 
 
-def read_timed(path: Path, at: Place | None, lines: int | None = None) -> tuple[Piece, list[float | None]]:
+def read_timed(path: Path, at: Place | None, lines: int | None = None) -> tuple[LogPart, list[float | None]]:
     """`read_log`, and when each line of the text was written; None where that is not known."""
     begin = at if at is not None else _tail_place(path, lines)
     piece = _read_on(path, begin)
@@ -104,7 +104,7 @@ def colourless(text: str) -> str:
     return _COLOURS.sub("", text)
 
 
-def read_log(path: Path, at: Place | None, lines: int | None = None) -> Piece:
+def read_log(path: Path, at: Place | None, lines: int | None = None) -> LogPart:
     """Text from ``at`` on; with None the last ``lines``, or else the last 64 KiB, from the start of a line where there is one.
 
     After a rotation the log is read on in its former file, ``path.1``, and then from the start of the new one; reading from the very
@@ -117,7 +117,7 @@ def _former(path: Path) -> Path:
     return path.with_name(path.name + ".1")
 
 
-def _read_on(path: Path, at: Place) -> Piece:
+def _read_on(path: Path, at: Place) -> LogPart:
     former = _former(path)
     if at == _NOWHERE:
         piece = _read(former, at)
@@ -153,33 +153,33 @@ def _size(file: BinaryIO) -> int:
     return os.fstat(file.fileno()).st_size
 
 
-def _read(path: Path, at: Place) -> Piece:
+def _read(path: Path, at: Place) -> LogPart:
     """Read one file; no text, only its inode, where ``at`` is in another file."""
     file = _open(path)
     if file is None:
-        return Piece("", at)
+        return LogPart("", at)
     with file:
         name = _name(file)
         if at.file not in ("", name):
-            return Piece("", Place(name, 0))
+            return LogPart("", Place(name, 0))
         file.seek(at.offset if 0 <= at.offset <= _size(file) else 0)
         data = file.read(CHUNK)
-        return Piece(_whole_characters(data), Place(name, file.tell() - _cut(data)), len(data) == CHUNK)
+        return LogPart(_whole_characters(data), Place(name, file.tell() - _cut(data)), len(data) == CHUNK)
 
 
-def _read_tail(path: Path, lines: int | None) -> Piece:
+def _read_tail(path: Path, lines: int | None) -> LogPart:
     """The last ``lines``, or else the last 64 KiB. Of overwritten lines, such as progress bars, only the last text."""
     with ExitStack() as stack:
         files = _from_tail(stack, path, lines)
         if not files:
-            return Piece("", _NOWHERE)
+            return LogPart("", _NOWHERE)
         data = b""
         for file in files:
             while len(data) < CHUNK and (read := file.read(CHUNK - len(data) if lines is None else CHUNK)):
                 data = data + read if lines is None else _shown(data + read)
             if len(data) >= CHUNK:
                 break
-        return Piece(_whole_characters(data), Place(_name(file), max(0, file.tell() - _cut(data))), len(data) >= CHUNK)
+        return LogPart(_whole_characters(data), Place(_name(file), max(0, file.tell() - _cut(data))), len(data) >= CHUNK)
 
 
 def _shown(data: bytes) -> bytes:

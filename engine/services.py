@@ -106,7 +106,7 @@ class Services:
         self.remote_logs = RemoteLogs(self.remote_requests, self.fleet, home)
         self.kept_logs, self.bundles = KeptLogs(home, self.store), KeptBundles(home)
         self.counts = Counts(self.store)
-        self.tasks = Tasks(self._on_task, self.clock)
+        self.tasks = Tasks(lambda kind, task, words: self._tell(kind, f"{task}: {words}", {"task": task}), self.clock)
         self.recurring = Recurring(self.store, self.tasks, self.clock)
         self.hooks = Hooks(self.store, config.hooks)
         self.scheduling = Scheduling(self.store, self.tasks, config, self.clock)
@@ -247,9 +247,6 @@ class Services:
             return None
         ((name, known),) = self.store.rows("api/shared_place", path) or [(self.store.write(name_place, path), False)]
         return SharedPlace(path=path, name=name, known=known)
-
-    def _on_task(self, kind: str, task: str, words: str) -> None:
-        self._tell(kind, f"{task}: {words}", {"task": task})
 
     def _tell(self, kind: str, words: str, detail: dict[str, Any] | None = None, *, urgent: bool = False) -> None:
         """Record an event of the daemon itself."""

@@ -110,7 +110,11 @@ class _Place:
         """Its loaded modules, also those that a policy imports only while it plans."""
         found = {name: module for name, module in list(sys.modules.items()) if name not in self.others and self._has(name)}
         specs = {name: getattr(module, "__spec__", None) for name, module in found.items()}
-        return {name: found[name] for name, spec in specs.items() if spec and _is_source(spec) and _folder(spec) == self.folder}
+        return {
+            name: found[name]
+            for name, spec in specs.items()
+            if spec and type(spec.loader) is SourceFileLoader and _folder(spec) == self.folder
+        }
 
     def _has(self, name: str) -> bool:
         top = name.partition(".")[0]
@@ -142,10 +146,6 @@ def _find(top: str) -> ModuleSpec | None:
         return importlib.util.find_spec(top)
     except ValueError:  # a module made by hand
         return None
-
-
-def _is_source(spec: ModuleSpec) -> bool:
-    return type(spec.loader) is SourceFileLoader
 
 
 def _folder(spec: ModuleSpec) -> Path | None:

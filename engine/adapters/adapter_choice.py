@@ -43,7 +43,7 @@ class Gains:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class OfferedAdapter:
     """An adapter with which a job may begin."""
 
     banked: Banked
@@ -52,12 +52,12 @@ class Offer:
     same_kind: bool = False  #: only if the labels are of one kind, which the job itself must check
 
 
-def offers(bank: Sequence[Banked], data: str, labels: str | None, gains: Gains) -> list[Offer]:
+def offers(bank: Sequence[Banked], data: str, labels: str | None, gains: Gains) -> list[OfferedAdapter]:
     """``bank``: of one owner, recipe and form, the newest first; ``labels``: the job's kind, None: not known before it has read its data.
 
     Jobs of the same data are left out: they have almost nothing left to learn (002 ch. 3, footnote 2).
     """
-    found: list[tuple[int, float, Offer]] = []
+    found: list[tuple[int, float, OfferedAdapter]] = []
     for banked in bank:
         if banked.data == data:
             continue
@@ -65,13 +65,13 @@ def offers(bank: Sequence[Banked], data: str, labels: str | None, gains: Gains) 
         kinds = gains.kinds.get((banked.labels, labels), Gain()) if labels is not None else Gain()
         if pair.known:
             if pair.worth:
-                found.append((0, -pair.ratio, Offer(banked, pair.ratio, _measured(pair, "this pair of data"))))
+                found.append((0, -pair.ratio, OfferedAdapter(banked, pair.ratio, _measured(pair, "this pair of data"))))
         elif kinds.known:
             if kinds.worth:
-                found.append((1, -kinds.ratio, Offer(banked, kinds.ratio, _measured(kinds, "this pair of kinds of labels"))))
+                found.append((1, -kinds.ratio, OfferedAdapter(banked, kinds.ratio, _measured(kinds, "this pair of kinds of labels"))))
         elif labels is None or labels == banked.labels:
             words = "its labels are of the same kind, and nothing was measured of this pair yet"
-            found.append((2, 0.0, Offer(banked, None, words, same_kind=True)))
+            found.append((2, 0.0, OfferedAdapter(banked, None, words, same_kind=True)))
     found.sort(key=lambda one: one[:2])
     return [offer for _, _, offer in found[:MOST_OFFERS]]
 

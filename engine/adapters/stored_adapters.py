@@ -16,7 +16,7 @@ import msgspec
 from ..protocol import Begun, LeftAdapter
 from ..spec.model import JobSpec
 from ..store.transaction import Transaction
-from .adapter_choice import Banked, Gain, Gains, Offer, offers
+from .adapter_choice import Banked, Gain, Gains, OfferedAdapter, offers
 
 AUTO = "auto"
 JOINT = "joint"  #: with its half of a common training with the job `begin_after`
@@ -112,7 +112,7 @@ def _half(job: int, source: int, steps: int) -> Beginning:
     return Beginning([{**about, "part": f"joint-{job}", "steps": steps}])
 
 
-def _named(tx: Transaction, spec: JobSpec, owner: str, source: int | None) -> tuple[list[Offer], str]:
+def _named(tx: Transaction, spec: JobSpec, owner: str, source: int | None) -> tuple[list[OfferedAdapter], str]:
     found = tx.execute("adapter_of", source)
     if not found:
         return [], f"job {source} has left no adapter, so it trains from its backbone"
@@ -125,10 +125,10 @@ def _named(tx: Transaction, spec: JobSpec, owner: str, source: int | None) -> tu
     pair = _gains(tx, owner).pairs.get((one.data, data_of(spec)))
     known = pair.ratio if pair is not None and pair.helped else None
     words = f"{known:.1f} x fewer steps expected, as measured for this pair of data" if known else "as it was told"
-    return [Offer(one, known, words)], words
+    return [OfferedAdapter(one, known, words)], words
 
 
-def _auto(tx: Transaction, spec: JobSpec, owner: str, planned: int | None) -> tuple[list[Offer], str]:
+def _auto(tx: Transaction, spec: JobSpec, owner: str, planned: int | None) -> tuple[list[OfferedAdapter], str]:
     data = data_of(spec)
     rows = tx.execute("bank_for", owner, spec.recipe, form_of(spec), spec.starts_from)
     bank = [Banked(*row) for row in rows]

@@ -50,8 +50,8 @@ class Call:
     def path(self, name: str) -> str:
         return str(self.request.path_params[name])
 
-    def query(self, name: str, default: str | None = None) -> str | None:
-        return self.request.query_params.get(name, default)
+    def query(self, name: str) -> str | None:
+        return self.request.query_params.get(name)
 
     def number(self, name: str) -> float | None:
         """A query parameter that is a number; UsageError names it."""

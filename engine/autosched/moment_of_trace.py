@@ -17,7 +17,7 @@ from ..sim.run_options import Options
 from ..sim.simulator import Simulation
 from ..sim.workload import Workload
 from .predicted_work import accuracy_words
-from .situation import History, Situation, look_ahead, predicted_durations, predictor_of, usual_durations, with_ran
+from .situation import JobHistory, Situation, look_ahead, predicted_durations, predictor_of, usual_durations, with_ran
 
 
 class DailyPredictor:
@@ -27,7 +27,7 @@ class DailyPredictor:
         self._newest: DurationRanges | None = None
         self._learnt_at = -math.inf
 
-    def at(self, history: History, now: float) -> DurationRanges:
+    def at(self, history: JobHistory, now: float) -> DurationRanges:
         """Raises NoPredictor."""
         if self._newest is None or now >= self._learnt_at + DAY:
             self._newest, self._learnt_at = predictor_of(history), now
@@ -79,10 +79,10 @@ def _columns(view: View) -> dict[str, Any]:
     return {field.name: getattr(jobs, field.name) for field in dataclasses.fields(jobs) if getattr(jobs, field.name) is not None}
 
 
-def history_of(simulation: Simulation, vcs: Sequence[str] = ()) -> History:
+def history_of(simulation: Simulation, vcs: Sequence[str] = ()) -> JobHistory:
     workload, now = simulation.workload, simulation.now
     ended = simulation.recorder.ended
-    whole = History(
+    whole = JobHistory(
         workload.submitted,
         workload.gpus_min,
         np.where(np.isnan(ended), np.nan, workload.duration),
@@ -94,7 +94,7 @@ def history_of(simulation: Simulation, vcs: Sequence[str] = ()) -> History:
     return whole.until(now)
 
 
-def believed_left(view: View, history: History, durations: Floats, numbered: bool) -> Floats:
+def believed_left(view: View, history: JobHistory, durations: Floats, numbered: bool) -> Floats:
     """Seconds of work left: as the policy is told, else by similar jobs, and never less than a tenth of the run time so far."""
     jobs = view.jobs
     guessed = np.full(len(jobs), float(np.median(durations)) if len(durations) else 3600.0)

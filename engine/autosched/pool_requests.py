@@ -20,14 +20,14 @@ from ...policies.contract import Bools, Floats, Ints, View
 from ...policies.keys import make_config
 from ..errors import NotFound, UsageError
 from ..forecast.admission import known_work
-from ..forecast.work_draws import Durations, Finished, endless
+from ..forecast.work_draws import DurationDraws, Finished, endless
 from ..json_rows import objects
 from ..scheduling.ticks import Scheduling
 from ..sim.run_options import Options
 from ..store.store import Store
 from .predicted_work import Untold
 from .search_process import SearchRequest
-from .situation import MIN_HISTORY_JOBS, History, Situation, look_ahead, usual_durations
+from .situation import MIN_HISTORY_JOBS, JobHistory, Situation, look_ahead, usual_durations
 from .stored_models import StoredModel, stored_model
 from .tuning_controller import MIN_GAIN_PERIODIC, tried_before
 
@@ -133,14 +133,14 @@ class PoolRequests:
         )
         known = known_work(view.jobs.id.tolist(), work)
         untold = np.isnan(known.whole) & ~known.by_steps & np.isnan(view.jobs.remaining) & ~endless(view.jobs)
-        return np.maximum(Durations(view.jobs, known, ended).middles(), 1e-3), untold
+        return np.maximum(DurationDraws(view.jobs, known, ended).middles(), 1e-3), untold
 
-    def _jobs(self, pool: str, now: float) -> tuple[History, list[int]]:
+    def _jobs(self, pool: str, now: float) -> tuple[JobHistory, list[int]]:
         """The history of a pool, and the ids of its rows."""
         rows = self._store.rows("policy/tuning_history", pool, now - HISTORY_SECONDS)
         numbers = np.array([[math.nan if value is None else value for value in row[:4]] for row in rows], dtype=np.float64).reshape(-1, 4)
         submitted, gpus, duration, ended = numbers.T
-        history = History(submitted, gpus.astype(np.int64), duration, ended, [row[4] for row in rows], [row[5] for row in rows])
+        history = JobHistory(submitted, gpus.astype(np.int64), duration, ended, [row[4] for row in rows], [row[5] for row in rows])
         return history, [row[6] for row in rows]
 
 

@@ -10,14 +10,14 @@ import numpy as np
 from ...policies.autosched.arrivals_ahead import HORIZON_BINS
 from ...policies.autosched.duration_ranges import DurationRanges
 from ...policies.contract import Bools, Ints
-from .situation import History, Situation, look_ahead, predicted_durations, predictor_of, with_ran
+from .situation import JobHistory, Situation, look_ahead, predicted_durations, predictor_of, with_ran
 
 
 @dataclass(frozen=True, slots=True)
 class Untold:
     """Jobs of unknown duration, and the history from which it is predicted."""
 
-    history: History
+    history: JobHistory
     row: Ints  #: of each job of the view, its row in the history; -1: it has none
     untold: Bools  #: jobs of the view of whose duration nothing is known
     predictor: DurationRanges | None = None  #: learnt less than a day ago

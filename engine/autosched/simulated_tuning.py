@@ -13,7 +13,7 @@ from ...policies.autosched.causal_model import CausalModel
 from ...policies.autosched.search import EPSILON, TRIALS
 from ..sim.run_options import Options
 from ..sim.simulator import Simulation
-from ..sim.study import Choice
+from ..sim.study import PolicyChoice
 from .moment_of_trace import DailyPredictor, history_of, situation_of
 from .search_process import SearchFailed, SearchRequest, SearchResult, find
 from .situation import MIN_HISTORY_JOBS, Situation
@@ -145,6 +145,6 @@ def taken_of_period(simulation: Simulation, begin: float, period: float) -> floa
     return float(np.fmin(ended[there] - begin, period).mean()) if there.any() else None
 
 
-def make_control(choice: Choice, options: Options) -> SimulatedTuning:
+def make_control(choice: PolicyChoice, options: Options) -> SimulatedTuning:
     """The control of a simulation, for a choice of `stoker simulate` that tunes itself."""
     return SimulatedTuning(choice.policy, dict(choice.config), options)

@@ -31,7 +31,7 @@ DEFAULT_DURATION = 3600.0  #: seconds of a job of unknown duration, in a pool wh
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class JobHistory:
     """Jobs that were submitted by now, a row each; times as of the View's clock."""
 
     submitted: Floats
@@ -46,11 +46,11 @@ class History:
     def __len__(self) -> int:
         return len(self.submitted)
 
-    def until(self, now: float) -> History:
+    def until(self, now: float) -> JobHistory:
         """The history as it was known then."""
         past = np.flatnonzero(self.submitted <= now)
         over = self.ended[past] <= now
-        return History(
+        return JobHistory(
             self.submitted[past],
             self.gpus[past],
             np.where(over, self.duration[past], np.nan),
@@ -85,7 +85,7 @@ class Situation:
         return bool(np.isfinite(self.view.jobs.tier_deadline).any())
 
 
-def look_ahead(history: History, durations: Floats, now: float, bin_seconds: float = BIN_SECONDS) -> tuple[Workload, str]:
+def look_ahead(history: JobHistory, durations: Floats, now: float, bin_seconds: float = BIN_SECONDS) -> tuple[Workload, str]:
     """The arrivals of the next hour, and words on them. ``durations``: seconds of each job of the history, known or believed. With too
     short a history no arrivals are expected, and the words say so."""
     if len(history) < MIN_HISTORY_JOBS:
@@ -108,12 +108,12 @@ def no_jobs() -> Workload:
     return make_workload("ahead", [], [], [], users=[], models=[])
 
 
-def predictor_of(history: History) -> DurationRanges:
+def predictor_of(history: JobHistory) -> DurationRanges:
     """The local predictor, from the newest jobs. Raises NoPredictor."""
     return DurationRanges.learnt(_past_jobs(history, slice(-MAX_PREDICTOR_JOBS, None)))
 
 
-def _past_jobs(history: History, rows: slice) -> PastJobs:
+def _past_jobs(history: JobHistory, rows: slice) -> PastJobs:
     user, vc = _codes(history.user)[rows], _codes(history.vc)[rows] if len(history.vc) else None
     ran = np.zeros(len(history)) if history.ran is None else history.ran
     return PastJobs(history.submitted[rows], history.gpus[rows], history.duration[rows], history.ended[rows], user, ran[rows], vc)
@@ -123,14 +123,14 @@ def _codes(names: Sequence[str]) -> Ints:
     return np.unique(np.array(list(names), dtype=object).astype(str), return_inverse=True)[1].astype(np.int64)
 
 
-def with_ran(history: History, row: Ints, run_time: Floats) -> History:
+def with_ran(history: JobHistory, row: Ints, run_time: Floats) -> JobHistory:
     """``row``: of each job at hand, with the seconds that it has run, its row in the history; -1: it is not there."""
     ran, there = np.zeros(len(history)), row >= 0
     ran[row[there]] = run_time[there]
     return dataclasses.replace(history, ran=ran)
 
 
-def predicted_durations(history: History, predictor: DurationRanges, now: float) -> Floats:
+def predicted_durations(history: JobHistory, predictor: DurationRanges, now: float) -> Floats:
     """As `usual_durations`, but for the newest jobs drawn from their predicted ranges."""
     made = usual_durations(history)
     first = max(len(history) - MAX_PREDICTOR_JOBS, 0)
@@ -140,7 +140,7 @@ def predicted_durations(history: History, predictor: DurationRanges, now: float)
     return made
 
 
-def usual_durations(history: History) -> Floats:
+def usual_durations(history: JobHistory) -> Floats:
     """Seconds of each job of the history: its own if it has ended, else the median of its user's jobs, else of all."""
     known = ~np.isnan(history.duration)
     median = float(np.median(history.duration[known])) if known.any() else DEFAULT_DURATION

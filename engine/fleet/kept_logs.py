@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..errors import LimitExceeded, NotFound
 from ..home import Home
-from ..logfile import Piece, Place, read_log
+from ..logfile import LogPart, Place, read_log
 from ..protocol import LastLog
 from ..store.store import Store
 
@@ -47,7 +47,7 @@ class KeptLogs:
         shutil.rmtree(target, ignore_errors=True)  # sent again after a lost answer
         made.replace(target)
 
-    def read(self, job: int, lease: int, node_rank: int, at: Place | None, lines: int | None) -> Piece | None:
+    def read(self, job: int, lease: int, node_rank: int, at: Place | None, lines: int | None) -> LogPart | None:
         """A piece of one, with its offsets on its host, so that a reader that began there may continue here; None: it is not kept."""
         directory = self.directory(job, lease, node_rank)
         try:

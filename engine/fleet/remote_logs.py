@@ -13,7 +13,7 @@ from .. import format as fmt
 from ..errors import Conflict, NotFound, Unreachable
 from ..home import Home
 from ..identity import boot_id
-from ..logfile import Piece, Place
+from ..logfile import LogPart, Place
 from ..protocol import Hello, LogRequest
 from .remote_requests import LOGS, RemoteRequests
 from .silence import Fleet
@@ -70,7 +70,7 @@ class RemoteLogs:
         """The same for a registering runner."""
         return self.is_here(LogSource(0, 0, Path(), False, hello.node, hello.host, hello.home, hello.boot_id, hello.pid, "up"))
 
-    async def fetch(self, source: LogSource, at: Place | None, lines: int | None) -> Piece:
+    async def fetch(self, source: LogSource, at: Place | None, lines: int | None) -> LogPart:
         """A piece of a log elsewhere; Conflict with its place if its runner does not send it."""
         if source.state in ("stopped", "gone", "suspect"):
             was = {"stopped": "has stopped", "gone": "was declared dead"}
@@ -93,7 +93,7 @@ class RemoteLogs:
             raise self._lies(source, "is of a version that sends no logs")
         if piece.missing:
             raise source.missing()
-        return Piece(piece.text, Place(piece.file, piece.offset), piece.more)
+        return LogPart(piece.text, Place(piece.file, piece.offset), piece.more)
 
     def _silent(self, source: LogSource) -> str:
         return fmt.duration(self._fleet.silence(source.node))

@@ -34,7 +34,7 @@ from .ongoing import OutOfTime, Watched, ends_from
 from .start_ups import StartUps
 from .trial import with_job
 from .whatif import FEW_RUNS, Prospect, Question, Simulate, by_queue, look_ahead, quickest, spread_out
-from .work_draws import SAID_SPREAD, Durations, Finished, Known
+from .work_draws import SAID_SPREAD, DurationDraws, Finished, Known
 
 ANSWER_PATIENCE = 8.0  #: longest wait for an answer, in seconds
 QUEUE_PATIENCE = 1.0  #: seconds for which a question waits for the one before it
@@ -175,7 +175,7 @@ class Admission:
         if math.isnan(view.jobs.remaining[row]):
             raise _NotEstimated("unknown-duration", "nothing tells how long it takes")
         began = time.thread_time()
-        durations = Durations(view.jobs, asked.known, self._finished(view.pool))
+        durations = DurationDraws(view.jobs, asked.known, self._finished(view.pool))
         question = Question(view, row, np.array(asked.fresh, dtype=np.int64))
         start_up = start_up_seconds(asked.known, StartUps(self._store.rows("policy/start_ups", view.pool)))
         try:
@@ -254,7 +254,7 @@ def ahead_of_work(view: View, start_up: Floats) -> Floats:
     return np.where((jobs.phase == Phase.PENDING) & (jobs.run_time == 0.0), start_up, 0.0)
 
 
-def foresee(question: Question, durations: Durations, rules: Rules, start_up: Floats, profiling: float) -> tuple[int, Prospect]:
+def foresee(question: Question, durations: DurationDraws, rules: Rules, start_up: Floats, profiling: float) -> tuple[int, Prospect]:
     """The number of simulated runs, and the prospect.
 
     ``start_up``: seconds of a first start, a row per job. ``profiling``: seconds of a profiling run, if the policy gives such. If the
@@ -272,7 +272,7 @@ def foresee(question: Question, durations: Durations, rules: Rules, start_up: Fl
 
 
 def simulation(
-    question: Question, durations: Durations, rules: Rules, listing: Simulate, start_up: Floats, profiling: float = PROFILING
+    question: Question, durations: DurationDraws, rules: Rules, listing: Simulate, start_up: Floats, profiling: float = PROFILING
 ) -> Simulate:
     """Simulate a pool by its own rules."""
     start_of = _by_id(question.view, start_up)
@@ -294,7 +294,7 @@ def simulation(
     return simulate
 
 
-def _spacing(question: Question, durations: Durations, listing: Simulate) -> float | None:
+def _spacing(question: Question, durations: DurationDraws, listing: Simulate) -> float | None:
     """Seconds between decisions that let a large pool be simulated several times; None: at every event.
 
     A start is late by half of it. It is a small part of the job's possible time, and of the mean time for which one job holds a

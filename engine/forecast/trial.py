@@ -19,7 +19,7 @@ _OPTIONAL = {
 }  # fmt: skip
 
 
-def with_job(view: View, spec: JobSpec, *, remaining: float = math.nan, model: int = -1, profile_gpus: int = 0) -> View:
+def with_job(view: View, spec: JobSpec, *, remaining: float = math.nan, profile_gpus: int = 0) -> View:
     """The view with one more, pending job, in the last row. ``remaining``: its seconds, unless its spec gives them."""
     jobs = view.jobs
     new: dict[str, Any] = {
@@ -27,7 +27,7 @@ def with_job(view: View, spec: JobSpec, *, remaining: float = math.nan, model: i
         "gpus_max": spec.gpus_max, "priority": spec.priority, "demand": _DEMANDS[spec.demand.kind],
         "deadline": spec.deadline or math.inf, "attained": 0.0, "run_time": 0.0, "lease_time": 0.0, "preemptions": 0,
         "remaining": remaining if spec.estimate is None else spec.estimate, "gpu_memory": spec.memory_of_a_gpu, "user": -1,
-        "model": model, "alloc_start": len(jobs.alloc_gpus), "tier_start": len(jobs.tier_deadline) + len(spec.demand.tiers),
+        "model": -1, "alloc_start": len(jobs.alloc_gpus), "tier_start": len(jobs.tier_deadline) + len(spec.demand.tiers),
     }  # fmt: skip
     whole = spec.memory_of_a_gpu
     of_spec = {"profile_gpus": profile_gpus, "need": whole, "kept": whole, "begins": spec.begin == "auto"}

@@ -18,7 +18,7 @@ from ...policies.contract import Bools, Floats, Ints, Phase, View
 from ...policies.placement.consolidated import Placement
 from .expected_starts import estimate_starts
 from .ongoing import OutOfTime, Watched
-from .work_draws import Durations
+from .work_draws import DurationDraws
 
 MOST_RUNS = 32
 FEW_RUNS = 8  #: fewer do not show the spread of ends
@@ -66,7 +66,7 @@ class Question:
 
 
 def look_ahead(
-    question: Question, durations: Durations, simulate: Simulate, *, runs: int = MOST_RUNS, cpu: float = CPU_SECONDS
+    question: Question, durations: DurationDraws, simulate: Simulate, *, runs: int = MOST_RUNS, cpu: float = CPU_SECONDS
 ) -> Prospect:
     """Simulate up to ``runs`` futures, as many as fit in about ``cpu`` seconds of this thread's CPU time.
 
@@ -150,14 +150,14 @@ def _only(view: View, stay: Bools) -> View:
     return replace(view, jobs=replace(jobs, **columns))
 
 
-def spread_out(question: Question, durations: Durations, prospect: Prospect, listing: Simulate, *, runs: int = MOST_RUNS) -> Prospect:
+def spread_out(question: Question, durations: DurationDraws, prospect: Prospect, listing: Simulate) -> Prospect:
     """The prospect with the many ends of ``listing``, which is cheap, scaled to the mean of the few simulated ones.
 
     A ratio estimator: both use the same first draws, so a constant factor in the listing's error cancels.
     """
     view, target = question.view, question.target
     nobody = Watched(_rows(len(view.jobs), []), _rows(len(view.jobs), []))
-    listed = np.array([listing(view, durations.draw(number, target), nobody, math.inf)[target] for number in range(runs)])
+    listed = np.array([listing(view, durations.draw(number, target), nobody, math.inf)[target] for number in range(MOST_RUNS)])
     few = prospect.ends - view.now
     scale = float(few.mean()) / max(float(listed[: len(few)].mean()), 1e-9)
     return replace(prospect, ends=np.sort(view.now + scale * listed)) if np.isfinite(listed).all() and np.isfinite(few).all() else prospect

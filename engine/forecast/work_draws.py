@@ -72,11 +72,10 @@ class _Law:
         return cls(float(np.exp(middle)), min(max(spread, _LEAST_SPREAD), _MOST_SPREAD))
 
 
-class Durations:
+class DurationDraws:
     """Draws of the seconds of work left of jobs on ``gpus_min`` GPUs. A draw depends on its number only."""
 
-    def __init__(self, jobs: Jobs, known: Known, finished: Finished, seed: int = 0) -> None:
-        self._seed = seed
+    def __init__(self, jobs: Jobs, known: Known, finished: Finished) -> None:
         ran, n = jobs.run_time, len(jobs)
         laws = _laws(known, finished)
         self._median = np.array([law.median for law in laws])
@@ -109,7 +108,7 @@ class Durations:
 
     def draw(self, number: int, evenly: int) -> Floats:
         """One draw, a row per job. The draws of the row ``evenly`` are spread evenly, so that few show the whole range."""
-        share = np.random.default_rng([self._seed, number]).uniform(size=len(self._median))
+        share = np.random.default_rng([0, number]).uniform(size=len(self._median))
         share[evenly] = (0.5 + number * _GOLDEN) % 1.0  # the additive recurrence: even after any number of draws
         return self._at(share)
 

@@ -89,7 +89,7 @@ def places_of(nodes: Iterable[Sequence[Any]]) -> Places:
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class ClosedJobs:
     """Jobs of a view that may start on some nodes only."""
 
     need: Floats | None = None  #: see `Jobs.need`
@@ -108,7 +108,7 @@ def closed(
     free: Bools,
     lasts: Mapping[int, float] = MappingProxyType({}),
     beside: Mapping[int, Bools] = MappingProxyType({}),
-) -> Closed:
+) -> ClosedJobs:
     """``saved``: checkpoints of rows, their own or those with which they begin; ``memory``: bytes per GPU of each row; ``free``: GPUs;
     ``lasts``: expected ends (s since the epoch) of rows that lose all work at a stop; ``beside``: the best nodes of rows.
 
@@ -118,7 +118,7 @@ def closed(
     names: Strings = nodes.id
     held, wanted = jobs["lease_id"], jobs["gpus_min"]
     excluded = {row: set(json.loads(text)) for row, text in enumerate(jobs["excluded"]) if text}
-    found, index, need = Closed(), dict[tuple[float, bytes], int](), None
+    found, index, need = ClosedJobs(), dict[tuple[float, bytes], int](), None
     there = np.bincount(gpus.node, minlength=len(names))
 
     def room(row: int, allowed: Bools) -> bool:
@@ -150,7 +150,7 @@ def closed(
             index[key] = len(found.needs)
         need = memory.copy() if need is None else need
         need[row] = -index[key]
-    return Closed(need, found.needs, found.nowhere)
+    return ClosedJobs(need, found.needs, found.nowhere)
 
 
 def reason(job: int, saved: Saved | None, step: int | None, excluded: str | None, places: Places) -> tuple[str, str]:

@@ -71,7 +71,7 @@ exit "$code"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedPilots:
     """Requested pilots."""
 
     partition: str
@@ -190,12 +190,12 @@ def _number(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
-def try_out(wanted: Wanted) -> None:
+def try_out(wanted: WantedPilots) -> None:
     """Let Slurm check the batch file without a submission. UsageError with its complaint."""
     _submit(wanted, "--test-only")
 
 
-def hand_in(wanted: Wanted, count: int) -> list[int]:
+def hand_in(wanted: WantedPilots, count: int) -> list[int]:
     """Submit ``count`` pilots; all of them, or none."""
     jobs: list[int] = []
     try:
@@ -208,7 +208,7 @@ def hand_in(wanted: Wanted, count: int) -> list[int]:
     return jobs
 
 
-def _submit(wanted: Wanted, *options: str) -> str:
+def _submit(wanted: WantedPilots, *options: str) -> str:
     try:
         return _ask("sbatch", *options, given=wanted.batch_file())
     except Refused as refused:

@@ -28,7 +28,7 @@ def draw(steps: Sequence[Step]) -> Figure | None:
     at = all_days(_column(steps, "ts"))
     made = figure(8.4)
     panels = made.subplots(4, 1, sharex=True)
-    breaks = _breaks(steps)
+    breaks = [place for place in range(1, len(steps)) if steps[place]["lease_id"] != steps[place - 1]["lease_id"]]
     for panel, lines in zip(panels, (_throughput, _stages, _memory, _reward), strict=True):
         lines(panel, steps, at, breaks)
         finish(panel)
@@ -47,11 +47,6 @@ def write(steps: Sequence[Step], path: Path) -> None:
 
 def _column(steps: Sequence[Step], name: str) -> Floats:
     return np.array([math.nan if step[name] is None else float(step[name]) for step in steps], dtype=np.float64)
-
-
-def _breaks(steps: Sequence[Step]) -> list[int]:
-    """Indexes of steps that are the first of another attempt."""
-    return [place for place in range(1, len(steps)) if steps[place]["lease_id"] != steps[place - 1]["lease_id"]]
 
 
 def _set(axes: Axes, at: Floats, value: Floats, breaks: list[int], **style: Any) -> None:
@@ -80,7 +75,9 @@ def _throughput(axes: Axes, steps: Sequence[Step], at: Floats, breaks: list[int]
 
 
 def _stages(axes: Axes, steps: Sequence[Step], at: Floats, breaks: list[int]) -> None:
-    names = list(dict.fromkeys(stage["stage"] for step in steps for stage in step["stages"] if _has_workers(stage)))
+    names = list(
+        dict.fromkeys(stage["stage"] for step in steps for stage in step["stages"] if stage["unit"] != "MiB")
+    )  # not those sized by memory
     for place, name in enumerate(names):
         workers = [next((s["workers"] for s in step["stages"] if s["stage"] == name), None) for step in steps]
         values = np.array([math.nan if w is None else float(w) for w in workers])
@@ -91,11 +88,6 @@ def _stages(axes: Axes, steps: Sequence[Step], at: Floats, breaks: list[int]) ->
     axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     axes.set_ylabel("workers")
     _marks(axes, steps, at, "acted", marker="^", color=GREEN, label="changed")
-
-
-def _has_workers(stage: Mapping[str, Any]) -> bool:
-    """Whether to draw a stage's workers: not if it is sized only by its memory."""
-    return bool(stage["unit"] != "MiB")
 
 
 def _memory(axes: Axes, steps: Sequence[Step], at: Floats, breaks: list[int]) -> None:

@@ -24,7 +24,7 @@ _STYLES = ("-", "--", ":", "-.")
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class RunCurve:
     """One run. Times are seconds from the workload's start."""
 
     label: str
@@ -50,7 +50,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    curves: Sequence[Curve]
+    curves: Sequence[RunCurve]
     labels: Sequence[str]  #: of the bars in each panel
     panels: Sequence[Panel]
     gpus: int

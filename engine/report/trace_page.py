@@ -9,7 +9,7 @@ from pathlib import Path
 from .. import format as fmt
 from ..pages.components import table, tile
 from ..pages.markup import Safe, h
-from ..traces.describe import REPEATED_OFTEN, Description, Group, quantiles
+from ..traces.describe import REPEATED_OFTEN, Description, JobGroup, quantiles
 from .html import document, figure
 from .style import write_figures
 from .trace_plots import FIGURES
@@ -88,7 +88,7 @@ def _request_row(of: Description, row: int) -> Sequence[str]:
     return (str(one.gpus), f"{one.jobs:,}", f"{one.share:.1%}", f"{one.service_share:.1%}", *times)
 
 
-def _groups(name: str, groups: Sequence[Group]) -> Safe:
+def _groups(name: str, groups: Sequence[JobGroup]) -> Safe:
     heading = name if len(groups) <= _MOST_ROWS else f"{name}: the {_MOST_ROWS} with the most service, of {len(groups)}"
     rows = ((one.name, f"{one.jobs:,}", f"{one.service / _HOUR:,.1f}", f"{one.share:.1%}") for one in groups[:_MOST_ROWS])
     return table(heading, ("name", "jobs", "GPU-hours", "share of service"), rows)

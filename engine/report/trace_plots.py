@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from ...policies.contract import Floats
 from .. import format as fmt
-from ..traces.describe import REPEATED_OFTEN, Description, Group, Request, by_request, cdf
+from ..traces.describe import REPEATED_OFTEN, Description, GpuRequest, JobGroup, by_request, cdf
 from .style import BLUE, GREEN, INK, ORANGE, VERMILION, durations, figure, finish, label, legend_above, log_durations
 
 _HOUR = 3600.0
@@ -60,7 +60,7 @@ def _finished(made: Figure, axes: Axes, columns: int) -> Figure:
     return made
 
 
-def _requests(of: Description) -> list[tuple[str, Request]]:
+def _requests(of: Description) -> list[tuple[str, GpuRequest]]:
     """Requests with their labels; if there are many, those up to each power of two are joined."""
     if len(of.requests) <= _MOST_REQUESTS:
         return [(str(one.gpus), one) for one in of.requests]
@@ -210,7 +210,7 @@ def shares(of: Description) -> Figure | None:
     return made
 
 
-def _share_bars(axes: Axes, name: str, groups: Sequence[Group]) -> None:
+def _share_bars(axes: Axes, name: str, groups: Sequence[JobGroup]) -> None:
     shown = [(label(group.name, 20), group.share) for group in groups[:_MOST_GROUPS]]
     if rest := groups[_MOST_GROUPS:]:
         shown.append((f"{len(rest)} others", math.fsum(group.share for group in rest)))

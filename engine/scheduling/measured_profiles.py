@@ -12,7 +12,7 @@ from ...policies.contract import Floats, Ints
 from ...policies.estimate.throughput import Profile, Throughput
 from ...policies.estimate.transfers import Transfers
 from ..adapters.adapter_choice import LEAST_GAIN
-from .query_columns import Array, Columns, Groups, floats, ints
+from .query_columns import Array, Columns, GroupedRows, floats, ints
 
 _MOST = 64  #: GPUs up to which a speed is predicted, unless the gang is larger
 
@@ -31,7 +31,7 @@ def profiles_of(speeds: Columns, products: Array, memory: Floats) -> tuple[tuple
         bytes_of[product] = min(size, bytes_of.get(product, size))
     total = np.array([bytes_of[product] for product in speeds["product"][here].tolist()], dtype=np.float64)
     filled = np.where(total > 0, floats(speeds["peak_memory"][here]) / np.maximum(total, 1.0), 0.0)
-    groups = Groups(speeds["signature"][here])
+    groups = GroupedRows(speeds["signature"][here])
     gangs, *terms = (
         groups.most(column).tolist()
         for column in (*(floats(speeds[name][here]) for name in ("gang", "compute", "within_node", "across_nodes", "utilisation")), filled)

@@ -72,7 +72,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class InheritedMemory:
     """The memory that a setting inherits: successive settings of the same policy and code share one."""
 
     broken: int  #: config_id of the newest earlier setting of another policy or other code, -1: none
@@ -305,14 +305,14 @@ class Scheduling:
             return state.policy.plan(view)
         return state.questions.plan(state.policy, view, max(LONGEST_ANSWER, state.setting.interval))
 
-    def _kept(self, setting: Setting) -> Kept:
+    def _kept(self, setting: Setting) -> InheritedMemory:
         return self._kept_by(setting.pool, setting.policy, setting.code, setting.config_id)
 
-    def _kept_by(self, pool: str, policy: str, code: str, config_id: int) -> Kept:
+    def _kept_by(self, pool: str, policy: str, code: str, config_id: int) -> InheritedMemory:
         """The memory that a policy of some code inherits under a version of its configuration. Read from the tables, so that a
         setting which was replaced before its first tick counts too."""
         ((broken, memory),) = self._store.rows("policy/memory", pool, policy, code or None, config_id)
-        return Kept(broken, json.loads(memory) if memory else None)
+        return InheritedMemory(broken, json.loads(memory) if memory else None)
 
     def _objections(self, wanted: Mapping[int, int]) -> Mapping[int, str]:
         return planned(lambda jobs: self._store.rows("store/weight_sources", jobs), wanted)

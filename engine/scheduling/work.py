@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...policies.contract import Bools, Floats, Ints
-from .query_columns import Array, Beside, Columns, Groups, fetch, fetch_of, first_known, floats, ints
+from .query_columns import Array, Beside, Columns, GroupedRows, fetch, fetch_of, first_known, floats, ints
 
 if TYPE_CHECKING:
     import duckdb
@@ -45,7 +45,7 @@ def work_of(con: duckdb.DuckDBPyConnection, jobs: Columns, speeds: Columns, prod
 
 def _by_model(profiles: Columns) -> Columns:
     """Measurements of ended jobs by model and number of GPUs, on any product."""
-    groups = Groups(profiles["model_on_gpus"])
+    groups = GroupedRows(profiles["model_on_gpus"])
     return {
         "model_on_gpus": groups.keys,
         "pace": groups.least(floats(profiles["seconds_per_step"])),
@@ -60,7 +60,7 @@ def _like(signatures: Ints, speeds: Columns, products: Array) -> Beside:
     if not speeds:
         return Beside(signatures, {}, "signature")
     communication = first_known(floats(speeds["within_node"]), floats(speeds["across_nodes"], 0.0))
-    groups = Groups(ints(speeds["signature"]))
+    groups = GroupedRows(ints(speeds["signature"]))
     here = np.isin(speeds["product"], products)
 
     def most(values: Floats) -> Floats:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...policies.contract import Bools, Floats, Ints, Jobs, Strings
 from ..scheduling.guards import Protection
-from .record_columns import Column
+from .record_columns import RecordColumn
 from .table import Table
 from .truth import EARLY_SHARE, errors_stay, unlearnt
 
@@ -85,14 +85,14 @@ class LiveJobs(Jobs):
 
 
 def _left(jobs: LiveJobs) -> Floats:
-    trained = np.maximum(jobs._now - jobs._floats[Column.SINCE], 0.0)  # seconds in the present lease
-    left: Floats = jobs._floats[Column.LEFT] - trained * jobs._floats[Column.SPEED]
+    trained = np.maximum(jobs._now - jobs._floats[RecordColumn.SINCE], 0.0)  # seconds in the present lease
+    left: Floats = jobs._floats[RecordColumn.LEFT] - trained * jobs._floats[RecordColumn.SPEED]
     return left
 
 
 def _progress(jobs: LiveJobs) -> Floats:
     """Share of the work that is done."""
-    progress: Floats = 1.0 - jobs._left / jobs._floats[Column.WORK]
+    progress: Floats = 1.0 - jobs._left / jobs._floats[RecordColumn.WORK]
     return progress
 
 
@@ -109,7 +109,7 @@ def _uncertainty(jobs: LiveJobs) -> Floats:
     errors = jobs._table.options.errors
     early = EARLY_SHARE * jobs._unlearnt * (jobs._gap > 0) if jobs._table.has_gaps else np.zeros(len(jobs))
     known: Floats = np.sqrt((errors.duration**2 + errors.gaussian**2) * jobs._mistaken + early**2)
-    known[np.isnan(jobs._floats[Column.BELIEF])] = np.nan
+    known[np.isnan(jobs._floats[RecordColumn.BELIEF])] = np.nan
     return known
 
 
@@ -119,7 +119,7 @@ def _overhead(jobs: LiveJobs) -> Floats:
 
 
 def _belief(jobs: LiveJobs) -> Floats:
-    belief = jobs._floats[Column.BELIEF]
+    belief = jobs._floats[RecordColumn.BELIEF]
     return belief if math.isinf(jobs._table.options.errors.corrected) else np.where(jobs._mistaken | np.isnan(belief), belief, 1.0)
 
 
@@ -133,28 +133,28 @@ def _need(jobs: LiveJobs) -> Floats | None:
 
 _MAKE: Mapping[str, Callable[[LiveJobs], Any]] = {
     "id": lambda jobs: jobs._rows if jobs._table.ids is None else _shown(jobs._table.ids[jobs._rows]),
-    "phase": _whole(Column.PHASE),
+    "phase": _whole(RecordColumn.PHASE),
     "gpus_min": _constant(lambda table: table.workload.gpus_min),
     "gpus_max": _constant(lambda table: table.workload.gpus_max),
     "priority": _constant(lambda table: table.workload.priority),
     "demand": _constant(lambda table: table.workload.demand),
-    "preemptions": _whole(Column.PREEMPTIONS),
+    "preemptions": _whole(RecordColumn.PREEMPTIONS),
     "user": _constant(lambda table: table.workload.user),
     "model": _constant(lambda table: table.workload.model),
-    "profile": _whole(Column.PROFILE),
+    "profile": _whole(RecordColumn.PROFILE),
     "submitted_at": _constant(lambda table: table.workload.submitted),
     "deadline": _constant(lambda table: table.deadline),
     "gpu_memory": _constant(lambda table: table.workload.gpu_memory),
-    "lease_end": _real(Column.LEASE_END),
-    "profile_gpus": _whole(Column.PROFILE_GPUS),
+    "lease_end": _real(RecordColumn.LEASE_END),
+    "profile_gpus": _whole(RecordColumn.PROFILE_GPUS),
     "alloc_start": lambda jobs: jobs._table.alloc_start,
     "alloc_gpus": lambda jobs: jobs._table.alloc_gpus,
     "tier_start": lambda jobs: jobs._tiers[0],
     "tier_deadline": lambda jobs: jobs._tiers[1],
     "tier_reward": lambda jobs: jobs._tiers[2],
-    "attained": lambda jobs: jobs._floats[Column.ATTAINED] + jobs.lease_time * jobs._floats[Column.RATE],
-    "run_time": lambda jobs: jobs._floats[Column.RAN] + jobs.lease_time,
-    "lease_time": lambda jobs: (jobs._now - jobs._floats[Column.GRANTED]) * (jobs._ints[Column.HELD] > 0),
+    "attained": lambda jobs: jobs._floats[RecordColumn.ATTAINED] + jobs.lease_time * jobs._floats[RecordColumn.RATE],
+    "run_time": lambda jobs: jobs._floats[RecordColumn.RAN] + jobs.lease_time,
+    "lease_time": lambda jobs: (jobs._now - jobs._floats[RecordColumn.GRANTED]) * (jobs._ints[RecordColumn.HELD] > 0),
     "remaining": _remaining,
     "remaining_most": _remaining_most,
     "uncertainty": _uncertainty,
@@ -166,7 +166,7 @@ _MAKE: Mapping[str, Callable[[LiveJobs], Any]] = {
     "share": _words(lambda table: table.workload.share),
     "begins": lambda jobs: None,  # every job may begin
     "kept": lambda jobs: None,  # every job keeps all
-    "_rows": _whole(Column.JOB),
+    "_rows": _whole(RecordColumn.JOB),
     "_tiers": lambda jobs: jobs._table.tiers(),
     "_gap": _constant(lambda table: table.gap),
     "_left": _left,

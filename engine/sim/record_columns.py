@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Column:
+class RecordColumn:
     """Changing values of a job at hand: whole numbers first, then others.
 
     Work is in seconds on ``gpus_min`` GPUs, placed as well as can be.

@@ -33,7 +33,7 @@ _SPAWN = multiprocessing.get_context("spawn")  # a fork would lose the threads o
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class PolicyChoice:
     """A policy with its whole configuration, defaults included."""
 
     label: str  #: its name, unique in the study
@@ -45,7 +45,7 @@ class Choice:
 @dataclass(frozen=True, slots=True)
 class Run:
     number: int
-    choice: Choice
+    choice: PolicyChoice
     seed: int
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StudyOutcome:
     run: Run
     result: Result | None  #: None: it failed
     error: str | None = None
@@ -81,7 +81,7 @@ class Study:
     options: Options
     runs: Sequence[Run]
     source: WorkloadSource = WorkloadSource()
-    control: Callable[[Choice, Options], Tuner] | None = None  #: makes the controller of choices that tune themselves
+    control: Callable[[PolicyChoice, Options], Tuner] | None = None  #: makes the controller of choices that tune themselves
 
     @property
     def until(self) -> float:
@@ -92,12 +92,12 @@ class Study:
 Progress = Callable[[Run, int, int], None]  #: gets a run, and its number of ended jobs, and of all
 
 
-def runs_of(choices: Sequence[Choice], seeds: Sequence[int]) -> list[Run]:
+def runs_of(choices: Sequence[PolicyChoice], seeds: Sequence[int]) -> list[Run]:
     pairs = [(choice, seed) for choice in choices for seed in seeds]
     return [Run(number, choice, seed) for number, (choice, seed) in enumerate(pairs)]
 
 
-def run_study(study: Study, processes: int, progress: Progress) -> Generator[Outcome, None, None]:
+def run_study(study: Study, processes: int, progress: Progress) -> Generator[StudyOutcome, None, None]:
     """Outcomes as they come. A failed run ends no other; closing the iterator ends runs under way."""
     processes = min(processes, len(study.runs))
     if processes > 1:
@@ -107,22 +107,22 @@ def run_study(study: Study, processes: int, progress: Progress) -> Generator[Out
         yield one_run(study, run, lambda done, total, run=run: progress(run, done, total))  # type: ignore[misc]
 
 
-def one_run(study: Study, run: Run, progress: Callable[[int, int], None]) -> Outcome:
+def one_run(study: Study, run: Run, progress: Callable[[int, int], None]) -> StudyOutcome:
     try:
         policy = registry.create(run.choice.policy, run.choice.config, interval=study.options.interval)
         options = dataclasses.replace(study.options, seed=run.seed)
         control = study.control(run.choice, options) if study.control is not None and run.choice.auto else None
         with contextlib.redirect_stdout(sys.stderr):  # a policy that prints must not spoil what a program reads
             result = simulate(study.workload, study.cluster, policy, options, progress=progress, control=control)
-        return Outcome(run, result, tuned=None if control is None else control.did())
+        return StudyOutcome(run, result, tuned=None if control is None else control.did())
     except SimulationError as error:
-        return Outcome(run, None, str(error))
+        return StudyOutcome(run, None, str(error))
     except KeyboardInterrupt as error:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             raise  # a person may have caused it
-        return Outcome(run, None, f"the policy failed: KeyboardInterrupt: {error}".rstrip(": "))
+        return StudyOutcome(run, None, f"the policy failed: KeyboardInterrupt: {error}".rstrip(": "))
     except Exception as error:  # a policy may be any code, and the other runs shall go on
-        return Outcome(run, None, f"unexpected {type(error).__name__}: {error}")
+        return StudyOutcome(run, None, f"unexpected {type(error).__name__}: {error}")
 
 
 class _Worker:
@@ -147,7 +147,7 @@ class _Worker:
         self.pipe.close()
 
 
-def _in_processes(study: Study, processes: int, progress: Progress) -> Iterator[Outcome]:
+def _in_processes(study: Study, processes: int, progress: Progress) -> Iterator[StudyOutcome]:
     todo = list(reversed(study.runs))
     workers: list[_Worker] = []
     try:
@@ -170,7 +170,7 @@ def _in_processes(study: Study, processes: int, progress: Progress) -> Iterator[
             worker.end()
 
 
-def _hear(worker: _Worker, progress: Progress) -> Outcome | None:
+def _hear(worker: _Worker, progress: Progress) -> StudyOutcome | None:
     """A worker's message: the progress or the outcome of its run."""
     assert worker.run is not None, "only a worker with a run is listened to"
     try:
@@ -179,8 +179,8 @@ def _hear(worker: _Worker, progress: Progress) -> Outcome | None:
         worker.process.join()
         code = worker.process.exitcode or 0
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-        return Outcome(worker.run, None, f"its process {how}; if memory is short, run fewer at once (--jobs 1)")
-    if isinstance(said, Outcome):
+        return StudyOutcome(worker.run, None, f"its process {how}; if memory is short, run fewer at once (--jobs 1)")
+    if isinstance(said, StudyOutcome):
         return said
     progress(worker.run, *said)
     return None
@@ -217,7 +217,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def choose(policies: Sequence[str], settings: Sequence[str]) -> list[Choice]:
+def choose(policies: Sequence[str], settings: Sequence[str]) -> list[PolicyChoice]:
     """Policies with their configurations from ``NAME[,KEY=VALUE]…`` and from settings ``[NAME.]KEY=VALUE``.
 
     A setting without a name is for every policy that has the key. ValueError names an unknown word, and the nearest known one.
@@ -241,12 +241,12 @@ def choose(policies: Sequence[str], settings: Sequence[str]) -> list[Choice]:
         if auto:
             _check_tunable(name, kinds[name], config)
         label = ",".join([name, *(f"{key}={value}" for key, value in own.items()), *(["auto=true"] if auto else [])])
-        choices.append(Choice(label, name, config, auto))
+        choices.append(PolicyChoice(label, name, config, auto))
     _check_different(choices)
     return choices
 
 
-def _check_different(choices: Sequence[Choice]) -> None:
+def _check_different(choices: Sequence[PolicyChoice]) -> None:
     """Defaults count: ``srtf`` and ``srtf,hysteresis=2`` are the same if 2 is the default."""
     for one, other in itertools.combinations(choices, 2):
         if one.config == other.config and one.auto == other.auto and registry.load(one.policy) is registry.load(other.policy):

@@ -15,7 +15,7 @@ from bisect import bisect_left, bisect_right
 import numpy as np
 
 from ...policies.contract import Floats, Ints, Phase
-from .record_columns import FORMAT, Column
+from .record_columns import FORMAT, RecordColumn
 from .run_options import Options
 from .workload import Workload
 
@@ -72,7 +72,7 @@ class Table:
         self._numbers: list[int] = []  #: of the job in each row, ascending
         self._left, self._work = workload.duration.tolist(), np.maximum(workload.duration, _LEAST_WORK).tolist()
         self._belief, self._profile = belief.tolist(), workload.profile.tolist()
-        self._rows: Ints = np.zeros((0, Column.COUNT), dtype=np.int64)
+        self._rows: Ints = np.zeros((0, RecordColumn.COUNT), dtype=np.int64)
         self.alloc_gpus: Ints = np.zeros(0, dtype=np.int64)
         self.alloc_start: Ints = np.zeros(1, dtype=np.int64)
         self._has_tiers = len(workload.tier_deadline) > 0
@@ -149,10 +149,10 @@ class Table:
                 numbers.append(number)
         keep(done, len(old))
         self._touched, self._numbers = set(), numbers
-        self._rows = np.frombuffer(b"".join(rows), dtype=np.int64).reshape(-1, Column.COUNT)
+        self._rows = np.frombuffer(b"".join(rows), dtype=np.int64).reshape(-1, RecordColumn.COUNT)
         self.alloc_gpus = np.frombuffer(b"".join(alloc), dtype=np.int64)
         self.alloc_start = np.zeros(len(numbers) + 1, dtype=np.int64)
-        self._rows[:, Column.HELD].cumsum(out=self.alloc_start[1:])
+        self._rows[:, RecordColumn.HELD].cumsum(out=self.alloc_start[1:])
 
 
 def _row(job: Job) -> bytes:

@@ -47,15 +47,15 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _ENTRYPOINT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 
 
-class Problem(NamedTuple):
+class SpecProblem(NamedTuple):
     field: str  #: its name in YAML
     problem: str
 
 
-Rule = Callable[[JobSpec], Iterator[Problem]]
+Rule = Callable[[JobSpec], Iterator[SpecProblem]]
 
 
-def problems(spec: JobSpec) -> Iterator[Problem]:
+def problems(spec: JobSpec) -> Iterator[SpecProblem]:
     for rule in _RULES:
         yield from rule(spec)
 
@@ -120,183 +120,185 @@ def require_time(spec: JobSpec, now: float) -> None:
             raise UsageError(one_line(f"{spec.name}: {field}: a deadline is in the past; give a later time"))
 
 
-def _names(spec: JobSpec) -> Iterator[Problem]:
+def _names(spec: JobSpec) -> Iterator[SpecProblem]:
     form = TASK if spec.array_index is not None else NAME
     if not form.fullmatch(spec.name) or spec.name.isdecimal():
-        yield Problem("name", f"must be {NAME_FORM}, not {shown(spec.name)}")
+        yield SpecProblem("name", f"must be {NAME_FORM}, not {shown(spec.name)}")
     if not NAME.fullmatch(spec.pool):
-        yield Problem("pool", f"must be the name of a pool, not {shown(spec.pool)}")
+        yield SpecProblem("pool", f"must be the name of a pool, not {shown(spec.pool)}")
     if spec.user and not NAME.fullmatch(spec.user):
-        yield Problem("user", f"must be the name of a user, not {shown(spec.user)}")
+        yield SpecProblem("user", f"must be the name of a user, not {shown(spec.user)}")
     if spec.idempotency_key is not None and not (0 < len(spec.idempotency_key) <= 200 and spec.idempotency_key.isprintable()):
-        yield Problem("idempotency_key", "must be 1 to 200 printable characters")
+        yield SpecProblem("idempotency_key", "must be 1 to 200 printable characters")
     if abs(spec.priority) > MAX_PRIORITY:
-        yield Problem("priority", f"must be between -{MAX_PRIORITY} and {MAX_PRIORITY}, not {spec.priority}")
+        yield SpecProblem("priority", f"must be between -{MAX_PRIORITY} and {MAX_PRIORITY}, not {spec.priority}")
 
 
-def _resources(spec: JobSpec) -> Iterator[Problem]:
+def _resources(spec: JobSpec) -> Iterator[SpecProblem]:
     if spec.gpus_min < 1:
-        yield Problem("gpus", f"must be at least 1, not {spec.gpus_min}; on a host without GPUs it counts CPU slots")
+        yield SpecProblem("gpus", f"must be at least 1, not {spec.gpus_min}; on a host without GPUs it counts CPU slots")
     elif spec.gpus_min > spec.gpus_max:
-        yield Problem("gpus", f"min {spec.gpus_min} is larger than max {spec.gpus_max}")
+        yield SpecProblem("gpus", f"min {spec.gpus_min} is larger than max {spec.gpus_max}")
     elif spec.gpus_max > MAX_GPUS:
-        yield Problem("gpus", f"must be at most {MAX_GPUS}, not {spec.gpus_max}")
+        yield SpecProblem("gpus", f"must be at most {MAX_GPUS}, not {spec.gpus_max}")
     if not 0 <= spec.gpu_memory <= LARGEST_SIZE:
-        yield Problem("gpu_memory", "must be between 0 and 1 PiB")
+        yield SpecProblem("gpu_memory", "must be between 0 and 1 PiB")
 
 
-def _demand(spec: JobSpec) -> Iterator[Problem]:
+def _demand(spec: JobSpec) -> Iterator[SpecProblem]:
     kind, tiers = spec.demand.kind, spec.demand.tiers
     field = {"strict": "deadline", "soft": "soft"}.get(kind, "demand")
     if kind == "best-effort" and tiers:
-        yield Problem(field, "a best-effort job has no deadline; use deadline (strict) or soft")
+        yield SpecProblem(field, "a best-effort job has no deadline; use deadline (strict) or soft")
     elif kind == "strict" and len(tiers) != 1:
-        yield Problem(field, "a strict job has one deadline; use soft for several")
+        yield SpecProblem(field, "a strict job has one deadline; use soft for several")
     elif kind == "soft" and not tiers:
-        yield Problem(field, "empty; give at least one step such as {deadline: 2h, reward: 80}")
+        yield SpecProblem(field, "empty; give at least one step such as {deadline: 2h, reward: 80}")
     for tier in tiers:
         if not 0 < tier.deadline < LATEST:  # NaN is not either
-            yield Problem(field, f"{tier.deadline:g} is no time for a deadline; give seconds since 1970, of the years to 9998")
+            yield SpecProblem(field, f"{tier.deadline:g} is no time for a deadline; give seconds since 1970, of the years to 9998")
         if not 0 < tier.reward <= MAX_REWARD:
-            yield Problem(field, f"a reward must be larger than 0 and at most {MAX_REWARD:g}, not {tier.reward:g}")
+            yield SpecProblem(field, f"a reward must be larger than 0 and at most {MAX_REWARD:g}, not {tier.reward:g}")
     for earlier, later in itertools.pairwise(tiers):
         if later.deadline <= earlier.deadline:
-            yield Problem(field, "two steps with the same deadline; the deadlines must rise from step to step")
+            yield SpecProblem(field, "two steps with the same deadline; the deadlines must rise from step to step")
         elif later.reward > earlier.reward:
-            yield Problem(field, f"a later step must not be worth more than an earlier one ({later.reward:g} after {earlier.reward:g})")
+            yield SpecProblem(field, f"a later step must not be worth more than an earlier one ({later.reward:g} after {earlier.reward:g})")
 
 
-def _stop(spec: JobSpec) -> Iterator[Problem]:
+def _stop(spec: JobSpec) -> Iterator[SpecProblem]:
     stop = spec.stop
     if stop.iterations is not None and not 1 <= stop.iterations <= MAX_ITERATIONS:
-        yield Problem("stop.iterations" if stop.metric is None else "stop.max_iterations", f"must be at least 1, not {stop.iterations}")
+        yield SpecProblem("stop.iterations" if stop.metric is None else "stop.max_iterations", f"must be at least 1, not {stop.iterations}")
     if stop.metric is None and (stop.target is not None or stop.mode != Stop().mode):
-        yield Problem("stop", "target and mode need a metric, such as metric: accuracy")
+        yield SpecProblem("stop", "target and mode need a metric, such as metric: accuracy")
     if stop.metric is not None:
         if not stop.metric or len(stop.metric) > 100 or not stop.metric.isprintable():
-            yield Problem("stop.metric", "must be the name of a reported value, such as accuracy")
+            yield SpecProblem("stop.metric", "must be the name of a reported value, such as accuracy")
         if stop.target is None or not math.isfinite(stop.target):
-            yield Problem("stop", "a metric needs a target, such as target: 0.9")
+            yield SpecProblem("stop", "a metric needs a target, such as target: 0.9")
         if stop.iterations is None:
-            yield Problem("stop", "a metric needs max_iterations, so that the job ends even if the target is never met")
+            yield SpecProblem("stop", "a metric needs max_iterations, so that the job ends even if the target is never met")
 
 
-def _work(spec: JobSpec) -> Iterator[Problem]:
+def _work(spec: JobSpec) -> Iterator[SpecProblem]:
     given = [name for name in ("recipe", "command", "entrypoint") if getattr(spec, name) is not None]
     if len(given) > 1:
-        yield Problem(given[1], f"given beside {given[0]}; a job has exactly one of recipe, command and entrypoint")
+        yield SpecProblem(given[1], f"given beside {given[0]}; a job has exactly one of recipe, command and entrypoint")
     if not given:
-        yield Problem("command", "nothing to run; give one of recipe, command and entrypoint")
+        yield SpecProblem("command", "nothing to run; give one of recipe, command and entrypoint")
     if spec.command is not None and (not spec.command or not spec.command[0].strip()):
-        yield Problem("command", "empty; give a program and its arguments")
+        yield SpecProblem("command", "empty; give a program and its arguments")
     elif spec.command is not None and len("\0".join(spec.command).encode(errors="replace")) > MAX_ARGUMENTS:
-        yield Problem("command", f"longer than {MAX_ARGUMENTS >> 10} KiB; put it into a script")
+        yield SpecProblem("command", f"longer than {MAX_ARGUMENTS >> 10} KiB; put it into a script")
     elif spec.command is not None and (name := secrets.secret_argument(spec.command)) is not None:
-        yield Problem("command", f"the value of {name} {secrets.ADVICE}")
+        yield SpecProblem("command", f"the value of {name} {secrets.ADVICE}")
     if spec.entrypoint is not None and not (len(spec.entrypoint) <= MAX_NAME and _ENTRYPOINT.fullmatch(spec.entrypoint)):
-        yield Problem("entrypoint", f"must be module:function, such as mypackage.train:build, not {shown(spec.entrypoint)}")
+        yield SpecProblem("entrypoint", f"must be module:function, such as mypackage.train:build, not {shown(spec.entrypoint)}")
     if spec.recipe is not None and not spec.recipe.strip():
-        yield Problem("recipe", "empty; give the name of a recipe")
+        yield SpecProblem("recipe", "empty; give the name of a recipe")
     elif spec.recipe is not None and not (len(spec.recipe) <= MAX_NAME and spec.recipe.isprintable()):
-        yield Problem("recipe", f"must be the name of a recipe, not {shown(spec.recipe)}")
+        yield SpecProblem("recipe", f"must be the name of a recipe, not {shown(spec.recipe)}")
 
 
-def _serving(spec: JobSpec) -> Iterator[Problem]:
+def _serving(spec: JobSpec) -> Iterator[SpecProblem]:
     """A server has no end, so fields that need one are refused."""
     if spec.kind != SERVES:
         return
     if spec.command is not None:
-        yield Problem("kind", "infer is for a recipe or an entrypoint whose task answers; give a command that serves the kind train")
+        yield SpecProblem("kind", "infer is for a recipe or an entrypoint whose task answers; give a command that serves the kind train")
     if (spec.gpus_min, spec.gpus_max) != (1, 1):
-        yield Problem("gpus", "a server has one GPU; leave it out, and for several servers submit an array")
+        yield SpecProblem("gpus", "a server has one GPU; leave it out, and for several servers submit an array")
     ends = {
         "stop": spec.stop != Stop(), "demand": spec.demand.kind == "best-effort" and bool(spec.demand.tiers),
         "deadline": spec.demand.kind == "strict", "soft": spec.demand.kind == "soft", "estimate": spec.estimate is not None,
     }  # fmt: skip
     for field in (field for field, given in ends.items() if given):
-        yield Problem(field, "a server has no end: it lives until it is cancelled; remove it")
+        yield SpecProblem(field, "a server has no end: it lives until it is cancelled; remove it")
     trains = {"reuse": spec.reuse, "pipeline": spec.pipeline, "memory": spec.memory}
     for field in (field for field, block in trains.items() if block is not None):
-        yield Problem(field, "is for a training; a server of kind infer has none, so remove it")
+        yield SpecProblem(field, "is for a training; a server of kind infer has none, so remove it")
     if spec.cron is not None:
-        yield Problem("cron", "a server that never ends cannot recur; submit it once")
+        yield SpecProblem("cron", "a server that never ends cannot recur; submit it once")
     if spec.array_cap is not None:
-        yield Problem("array.max_running", "servers do not end, so those beyond it would never start; remove it")
+        yield SpecProblem("array.max_running", "servers do not end, so those beyond it would never start; remove it")
 
 
 def is_backbone(name: str) -> bool:
     return 0 < len(name) <= MAX_NAME and name.isprintable() and name.strip() == name
 
 
-def _backbone(spec: JobSpec) -> Iterator[Problem]:
+def _backbone(spec: JobSpec) -> Iterator[SpecProblem]:
     if spec.backbone is None:
         return
     if not is_backbone(spec.backbone):
-        yield Problem("backbone", f"must be the name of a pre-trained model, or its directory, not {shown(spec.backbone)}")
+        yield SpecProblem("backbone", f"must be the name of a pre-trained model, or its directory, not {shown(spec.backbone)}")
     for name in BACKBONES if spec.recipe else ():
         if spec.params.get(name) not in (None, "", spec.backbone):
-            yield Problem("backbone", f"{shown(spec.backbone)} is another than params.{name}, {shown(spec.params[name])}; keep one of them")
+            yield SpecProblem(
+                "backbone", f"{shown(spec.backbone)} is another than params.{name}, {shown(spec.params[name])}; keep one of them"
+            )
 
 
-def _weights(spec: JobSpec) -> Iterator[Problem]:
+def _weights(spec: JobSpec) -> Iterator[SpecProblem]:
     if spec.weights is None:
         return
     job, file = spec.weights_job, spec.weights_file
     if spec.command is not None:
-        yield Problem("weights", "is for a recipe or an entrypoint; a command loads its weights itself")
+        yield SpecProblem("weights", "is for a recipe or an entrypoint; a command loads its weights itself")
     elif job is not None and not (0 < len(job) <= MAX_NAME and job.isprintable() and job.strip() == job):
-        yield Problem("weights", f"must name a job, such as {FROM_JOB}encoder, not {shown(spec.weights)}")
+        yield SpecProblem("weights", f"must name a job, such as {FROM_JOB}encoder, not {shown(spec.weights)}")
     elif file is not None and not (file.startswith("/") and file.isprintable() and len(file) <= 4096):
-        yield Problem("weights", f"must be {FROM_JOB}NAME or an absolute path, not {shown(spec.weights)}")
+        yield SpecProblem("weights", f"must be {FROM_JOB}NAME or an absolute path, not {shown(spec.weights)}")
 
 
-def _begin(spec: JobSpec) -> Iterator[Problem]:
+def _begin(spec: JobSpec) -> Iterator[SpecProblem]:
     if spec.begin is None:
         return
     job = spec.begin_job
     if job is None and spec.begin not in ("auto", "never"):
-        yield Problem("begin", f"must be auto, never or {FROM_JOB}NAME, not {shown(spec.begin)}")
+        yield SpecProblem("begin", f"must be auto, never or {FROM_JOB}NAME, not {shown(spec.begin)}")
     elif job is not None and not (0 < len(job) <= MAX_NAME and job.isprintable() and job.strip() == job):
-        yield Problem("begin", f"must name a job, such as {FROM_JOB}amazon, not {shown(spec.begin)}")
+        yield SpecProblem("begin", f"must name a job, such as {FROM_JOB}amazon, not {shown(spec.begin)}")
     if spec.begin == "never":
         return
     if spec.recipe is None or spec.kind == SERVES:
-        yield Problem("begin", "is for a job that fine-tunes a backbone by a recipe, such as text-classifier; remove it")
+        yield SpecProblem("begin", "is for a job that fine-tunes a backbone by a recipe, such as text-classifier; remove it")
     if spec.replicas is not None:
-        yield Problem("begin", "does not work with replicas; name a file or a job in weights, or remove it")
+        yield SpecProblem("begin", "does not work with replicas; name a file or a job in weights, or remove it")
     if spec.params.get("layers") == "head" and spec.params.get("petl") in (None, "full"):
-        yield Problem("begin", "with layers: head only the head is trained, and each job has its own; train more, or remove it")
+        yield SpecProblem("begin", "with layers: head only the head is trained, and each job has its own; train more, or remove it")
     for field, given in (("weights", spec.weights), ("params.adapter", spec.params.get("adapter"))):
         if given:
-            yield Problem("begin", f"and {field} both set the initial weights; keep one of them")
+            yield SpecProblem("begin", f"and {field} both set the initial weights; keep one of them")
 
 
-def _merge(spec: JobSpec) -> Iterator[Problem]:
+def _merge(spec: JobSpec) -> Iterator[SpecProblem]:
     if spec.merge in (None, "never"):
         return
     job = spec.merge_job
     if spec.merge == "compute":
-        yield Problem(
+        yield SpecProblem(
             "merge", "for compute write share: {gpu: packed}; with warm starts its jobs on one GPU have their backbone there once"
         )
     elif job is None and spec.merge != "transfer":
-        yield Problem("merge", f"must be transfer, never or {FROM_JOB}NAME, not {shown(spec.merge)}")
+        yield SpecProblem("merge", f"must be transfer, never or {FROM_JOB}NAME, not {shown(spec.merge)}")
     elif job is not None and not (0 < len(job) <= MAX_NAME and job.isprintable() and job.strip() == job):
-        yield Problem("merge", f"must name a job, such as {FROM_JOB}amazon, not {shown(spec.merge)}")
+        yield SpecProblem("merge", f"must name a job, such as {FROM_JOB}amazon, not {shown(spec.merge)}")
     if spec.recipe is None or spec.kind == SERVES:
-        yield Problem("merge", "is for a job that fine-tunes a backbone by a recipe, such as text-classifier; remove it")
+        yield SpecProblem("merge", "is for a job that fine-tunes a backbone by a recipe, such as text-classifier; remove it")
     if spec.params.get("layers") == "head" and spec.params.get("petl") in (None, "full"):
-        yield Problem("merge", "with layers: head only the head is trained, and each job has its own; train more, or remove it")
+        yield SpecProblem("merge", "with layers: head only the head is trained, and each job has its own; train more, or remove it")
     if spec.gpus_max > 1:
-        yield Problem("merge", f"is for jobs on one GPU, and this one takes up to {spec.gpus_max}; give gpus: 1, or remove it")
+        yield SpecProblem("merge", f"is for jobs on one GPU, and this one takes up to {spec.gpus_max}; give gpus: 1, or remove it")
     taken = {"replicas": spec.replicas, "reuse": spec.reuse, "memory": spec.memory, "weights": spec.weights}
     taken |= {"begin": spec.begin_job if job is None else spec.begin if spec.begin != "never" else None}
     for field, given in (*taken.items(), ("params.adapter", spec.params.get("adapter"))):
         if given:
-            yield Problem("merge", f"does not work with {field}; remove one of them")
+            yield SpecProblem("merge", f"does not work with {field}; remove one of them")
 
 
-def _loading(spec: JobSpec) -> Iterator[Problem]:
+def _loading(spec: JobSpec) -> Iterator[SpecProblem]:
     given: list[tuple[str, Iterator[tuple[str, str]]]] = []
     if spec.reuse is not None:
         given.append(("reuse", reuse_problems(spec.reuse)))
@@ -304,47 +306,47 @@ def _loading(spec: JobSpec) -> Iterator[Problem]:
         given.append(("pipeline", pipeline_problems(spec.pipeline)))
     for block, found in given:
         if spec.command is not None:
-            yield Problem(block, "is for a recipe or an entrypoint; a script uses stoker.loaders (docs/loaders.md)")
-        yield from (Problem(*each) for each in found)
+            yield SpecProblem(block, "is for a recipe or an entrypoint; a script uses stoker.loaders (docs/loaders.md)")
+        yield from (SpecProblem(*each) for each in found)
 
 
-def _blocks(spec: JobSpec) -> Iterator[Problem]:
-    yield from (Problem(*each) for each in blocks.problems(spec))
+def _blocks(spec: JobSpec) -> Iterator[SpecProblem]:
+    yield from (SpecProblem(*each) for each in blocks.problems(spec))
 
 
-def _surroundings(spec: JobSpec) -> Iterator[Problem]:
+def _surroundings(spec: JobSpec) -> Iterator[SpecProblem]:
     for name, value in spec.env.items():
         field = f"env.{name}"
         if not _VARIABLE.fullmatch(name):
-            yield Problem("env", f"{shown(name)} is not a variable's name; use letters, digits and '_'")
+            yield SpecProblem("env", f"{shown(name)} is not a variable's name; use letters, digits and '_'")
         elif (name.startswith("STOKER_") and name != "STOKER_THREADS") or name == "CUDA_VISIBLE_DEVICES":
-            yield Problem(field, "is set by Stoker when the job starts; remove it")
+            yield SpecProblem(field, "is set by Stoker when the job starts; remove it")
         elif len(value.encode(errors="replace")) > MAX_ARGUMENTS:
-            yield Problem(field, f"longer than {MAX_ARGUMENTS >> 10} KiB; put it into a file")
+            yield SpecProblem(field, f"longer than {MAX_ARGUMENTS >> 10} KiB; put it into a file")
         elif (value and secrets.looks_secret(name)) or secrets.has_credentials(value):
-            yield Problem(field, secrets.ADVICE)
+            yield SpecProblem(field, secrets.ADVICE)
     for field, path in (("env_file", spec.env_file), ("workdir", spec.workdir or None)):
         if path is not None and not path.startswith("/"):
-            yield Problem(field, f"must be an absolute path, not {shown(path)}")
+            yield SpecProblem(field, f"must be an absolute path, not {shown(path)}")
     for part in (*(spec.command or ()), *spec.env.values(), spec.workdir, spec.env_file or ""):
         if "\0" in part:
-            yield Problem("command" if part in (spec.command or ()) else "env", "holds a NUL character, which no program accepts")
+            yield SpecProblem("command" if part in (spec.command or ()) else "env", "holds a NUL character, which no program accepts")
 
 
-def _params(spec: JobSpec) -> Iterator[Problem]:
+def _params(spec: JobSpec) -> Iterator[SpecProblem]:
     seen: dict[str, str] = {}
     for name, value in spec.params.items():
         field = f"params.{name}"
         if not name or not name.isprintable() or len(name) > 100:
-            yield Problem("params", f"{shown(name)} is not a parameter's name")
+            yield SpecProblem("params", f"{shown(name)} is not a parameter's name")
         elif problem := _json_problem(value):
-            yield Problem(field, problem)
+            yield SpecProblem(field, problem)
         elif isinstance(value, str) and value and (secrets.looks_secret_parameter(name) or secrets.has_credentials(value)):
-            yield Problem(field, secrets.ADVICE)
+            yield SpecProblem(field, secrets.ADVICE)
         if spec.command is not None and (first := seen.setdefault(variable(name), name)) != name:
-            yield Problem(field, f"becomes the variable {variable(name)}, and so does params.{first}; rename one")
+            yield SpecProblem(field, f"becomes the variable {variable(name)}, and so does params.{first}; rename one")
     if not any(_json_problem(value) for value in spec.params.values()) and len(json.dumps(spec.params)) > MAX_PARAMS:
-        yield Problem("params", f"larger than {MAX_PARAMS >> 10} KiB as JSON; put the data into a file and pass its path")
+        yield SpecProblem("params", f"larger than {MAX_PARAMS >> 10} KiB as JSON; put the data into a file and pass its path")
 
 
 def _json_problem(value: Any, depth: int = 0) -> str | None:
@@ -360,78 +362,78 @@ def _json_problem(value: Any, depth: int = 0) -> str | None:
     return next((problem for child in children if (problem := _json_problem(child, depth + 1))), None)
 
 
-def _times(spec: JobSpec) -> Iterator[Problem]:
+def _times(spec: JobSpec) -> Iterator[SpecProblem]:
     positive = {"timeout": spec.timeout, "hang_after": spec.hang_after, "estimate": spec.estimate, "grace": spec.grace}
     for field, seconds in positive.items():
         if seconds is not None and not 0 < seconds <= LONGEST_DURATION:
-            yield Problem(field, "must be longer than 0 and shorter than 100 years")
+            yield SpecProblem(field, "must be longer than 0 and shorter than 100 years")
     if 86_400 < spec.grace <= LONGEST_DURATION:
-        yield Problem("grace", f"must be at most 1d, not {format_duration(spec.grace)}: a preempted job holds its GPUs so long")
+        yield SpecProblem("grace", f"must be at most 1d, not {format_duration(spec.grace)}: a preempted job holds its GPUs so long")
     if spec.timeout is not None and spec.estimate is not None and spec.estimate > spec.timeout > 0:
-        yield Problem(
+        yield SpecProblem(
             "timeout",
             f"{format_duration(spec.timeout)} is shorter than the estimate, {format_duration(spec.estimate)}: it would never end",
         )
 
 
-def _retries(spec: JobSpec) -> Iterator[Problem]:
+def _retries(spec: JobSpec) -> Iterator[SpecProblem]:
     retries = spec.retries
     if not 0 <= retries.limit <= MAX_RETRIES:
-        yield Problem("retries.limit", f"must be between 0 and {MAX_RETRIES}, not {retries.limit}")
+        yield SpecProblem("retries.limit", f"must be between 0 and {MAX_RETRIES}, not {retries.limit}")
     if not (math.isfinite(retries.factor) and 1 <= retries.factor <= 1_000):
-        yield Problem("retries.factor", f"must be between 1 and 1000, not {retries.factor:g}")
+        yield SpecProblem("retries.factor", f"must be between 1 and 1000, not {retries.factor:g}")
     if not 0 <= retries.backoff <= LONGEST_DURATION:
-        yield Problem("retries.backoff", "must be between 0 and 100 years")
+        yield SpecProblem("retries.backoff", "must be between 0 and 100 years")
     elif not retries.backoff <= retries.max_backoff <= LONGEST_DURATION:
-        yield Problem("retries.max_backoff", f"must not be shorter than backoff ({format_duration(retries.backoff)})")
+        yield SpecProblem("retries.max_backoff", f"must not be shorter than backoff ({format_duration(retries.backoff)})")
     for code in retries.never_on:
         if not -64 <= code <= 255 or code == 0:
-            yield Problem("retries.never_on", f"{code} is no exit code of a failure; use 1 to 255, or minus the number of a signal")
+            yield SpecProblem("retries.never_on", f"{code} is no exit code of a failure; use 1 to 255, or minus the number of a signal")
 
 
-def _relations(spec: JobSpec) -> Iterator[Problem]:
+def _relations(spec: JobSpec) -> Iterator[SpecProblem]:
     targets = [dependency.job for dependency in spec.after]
     if spec.name in targets:
-        yield Problem("after", "a job cannot wait for itself")
+        yield SpecProblem("after", "a job cannot wait for itself")
     elif len(targets) != len(set(targets)):
         twice, _ = Counter(targets).most_common(1)[0]
-        yield Problem("after", f"{shown(twice)} is named twice")
+        yield SpecProblem("after", f"{shown(twice)} is named twice")
     elif not all(targets):
-        yield Problem("after", "holds an empty name")
+        yield SpecProblem("after", "holds an empty name")
     if len(targets) > MAX_AFTER:
-        yield Problem("after", f"names more than {MAX_AFTER} jobs")
+        yield SpecProblem("after", f"names more than {MAX_AFTER} jobs")
     if len(spec.labels) > MAX_LABELS:
-        yield Problem("labels", f"more than {MAX_LABELS} labels")
+        yield SpecProblem("labels", f"more than {MAX_LABELS} labels")
     for name, value in spec.labels.items():
         if not 0 < len(name) <= 100 or not name.isprintable() or len(value) > 500 or "\0" in value:
-            yield Problem("labels", f"{shown(name)}: a label's name has 1 to 100 printable characters, its value up to 500")
+            yield SpecProblem("labels", f"{shown(name)}: a label's name has 1 to 100 printable characters, its value up to 500")
 
 
-def _array(spec: JobSpec) -> Iterator[Problem]:
+def _array(spec: JobSpec) -> Iterator[SpecProblem]:
     index, size, cap = spec.array_index, spec.array_size, spec.array_cap
     if (index is None) != (size is None):
-        yield Problem("array", "array_index and array_size belong together")
+        yield SpecProblem("array", "array_index and array_size belong together")
     elif index is not None and size is not None and not 0 <= index < size:
-        yield Problem("array", f"task {index} of {size} tasks: tasks count from 0")
+        yield SpecProblem("array", f"task {index} of {size} tasks: tasks count from 0")
     elif size is not None and size > MAX_JOBS:
-        yield Problem("array", f"{size} tasks; an array has at most {MAX_JOBS}")
+        yield SpecProblem("array", f"{size} tasks; an array has at most {MAX_JOBS}")
     if cap is not None and not 1 <= cap <= MAX_RUNNING:
-        yield Problem("array.max_running", f"must be between 1 and {MAX_RUNNING}, not {cap}")
+        yield SpecProblem("array.max_running", f"must be between 1 and {MAX_RUNNING}, not {cap}")
 
 
-def _recurring(spec: JobSpec) -> Iterator[Problem]:
+def _recurring(spec: JobSpec) -> Iterator[SpecProblem]:
     if spec.cron is None:
         return
     if spec.array_index is not None:
-        yield Problem("cron", "an array cannot recur; let a recurring job submit it")
+        yield SpecProblem("cron", "an array cannot recur; let a recurring job submit it")
     if spec.idempotency_key is not None:
-        yield Problem(
+        yield SpecProblem(
             "idempotency_key", "a recurring job is submitted again and again, and the key would refuse all except the first; remove it"
         )
     try:
         cron.normalise(spec.cron)
     except ValueError as error:
-        yield Problem("cron", str(error))
+        yield SpecProblem("cron", str(error))
 
 
 _RULES: tuple[Rule, ...] = (

@@ -34,7 +34,7 @@ BAD_LOG = f"its log, the .wal file, is damaged or of another moment: put the rig
 log = logging.getLogger(__name__)
 
 
-class Mark(msgspec.Struct, frozen=True):
+class CommitMark(msgspec.Struct, frozen=True):
     """The last commit of a database."""
 
     database: str  #: when the database was made, the same for its copies; "": it is empty
@@ -51,7 +51,7 @@ class Acknowledged:
         self._file: int | None = None
         self._complained = False
 
-    def read(self) -> Mark | None:
+    def read(self) -> CommitMark | None:
         """The newest undamaged record; None, and a line in the log, when there is none."""
         try:
             content = self.path.read_bytes()
@@ -66,7 +66,7 @@ class Acknowledged:
             return None
         return max(marks, key=lambda mark: mark.number)
 
-    def write(self, mark: Mark, *, sync: bool = False) -> None:
+    def write(self, mark: CommitMark, *, sync: bool = False) -> None:
         data = msgspec.json.encode(mark)
         line = b"%08x %s" % (zlib.crc32(data), data)
         try:
@@ -87,16 +87,16 @@ class Acknowledged:
             self._file = None
 
 
-def _parse(slot: bytes) -> Mark | None:
+def _parse(slot: bytes) -> CommitMark | None:
     checksum, _, data = slot.rstrip().partition(b" ")
     try:
-        return msgspec.json.decode(data, type=Mark) if int(checksum, 16) == zlib.crc32(data) else None
+        return msgspec.json.decode(data, type=CommitMark) if int(checksum, 16) == zlib.crc32(data) else None
     except (ValueError, msgspec.MsgspecError):
         return None
 
 
 def open_checked(
-    path: Path, connect: Callable[[], duckdb.DuckDBPyConnection], known: Mark | None, *, accept: bool
+    path: Path, connect: Callable[[], duckdb.DuckDBPyConnection], known: CommitMark | None, *, accept: bool
 ) -> tuple[duckdb.DuckDBPyConnection, str | None]:
     """Open the database; also returns the acknowledged commits that it has lost, in words, None: none.
 
@@ -149,16 +149,16 @@ def _read_all(con: duckdb.DuckDBPyConnection) -> None:
         con.execute(f'SELECT bit_xor(hash(whole)) FROM "{table}" whole').fetchall()
 
 
-def counted(con: duckdb.DuckDBPyConnection) -> Mark:
+def counted(con: duckdb.DuckDBPyConnection) -> CommitMark:
     """The count in the database itself. A database older than the counting has none."""
     tables = {row[0] for row in con.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
     if "migrations" not in tables:
-        return Mark("", 0, 0.0)
+        return CommitMark("", 0, 0.0)
     if "commits" not in tables:
         ((made, last),) = con.execute("SELECT CAST(min(applied) AS VARCHAR), epoch(max(applied)) FROM migrations").fetchall()
-        return Mark(made, 0, last)
+        return CommitMark(made, 0, last)
     ((number, at, made),) = con.execute(sql("store/counted")).fetchall()
-    return Mark(made, number, at)
+    return CommitMark(made, number, at)
 
 
 def count(number: int, at: float) -> Change:
@@ -166,13 +166,13 @@ def count(number: int, at: float) -> Change:
     return Change("update", "commits", ("number", "committed_at"), [[number], [at]])
 
 
-def accept(con: duckdb.DuckDBPyConnection, known: Mark | None) -> None:
+def accept(con: duckdb.DuckDBPyConnection, known: CommitMark | None) -> None:
     """Count the lost commits too, so that no number means two commits, and older files can be told from newer ones."""
     number = max(counted(con).number, known.number if known else 0) + 1
     apply(con, {"commits": {"number": "BIGINT", "committed_at": "TIMESTAMP"}}, count(number, time.time()))
 
 
-def _gone(path: Path, wal: Path, known: Mark | None) -> str | None:
+def _gone(path: Path, wal: Path, known: CommitMark | None) -> str | None:
     """The loss when the database file is gone, in words."""
     restore = f"put it back, or restore the newest file of the backups folder; to begin anew: {ACCEPT}"
     if known is not None and known.number:
@@ -182,7 +182,7 @@ def _gone(path: Path, wal: Path, known: Mark | None) -> str | None:
     return None
 
 
-def _missing(known: Mark | None, found: Mark) -> str | None:
+def _missing(known: CommitMark | None, found: CommitMark) -> str | None:
     """The commits that the database lacks, in words."""
     if known is None:
         if found.number:

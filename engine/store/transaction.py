@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from .acknowledged import Mark, count, counted
+from .acknowledged import CommitMark, count, counted
 from .changes import Change, Op, apply
-from .sqlfiles import sql
+from .sqlfiles import run, sql
 
 if TYPE_CHECKING:
     import duckdb
@@ -45,9 +45,9 @@ class Catalog:
         return self._counted.number + 1
 
     def committed(self, number: int, at: float) -> None:
-        self._counted = Mark(self._counted.database, number, at)
+        self._counted = CommitMark(self._counted.database, number, at)
 
-    def mark(self) -> Mark:
+    def mark(self) -> CommitMark:
         """The last commit of the database."""
         return msgspec.structs.replace(self._counted, used={table: number - 1 for table, number in self._next.items()})
 
@@ -79,11 +79,11 @@ class Transaction:
 
     def execute(self, name: str, *parameters: Any) -> list[tuple[Any, ...]]:
         """Rows of the SELECT of ``sql/store/NAME.sql``."""
-        return self._con.execute(sql(f"store/{name}"), list(parameters)).fetchall()
+        return run(self._con, f"store/{name}", *parameters).fetchall()
 
     def objects(self, name: str, *parameters: Any) -> list[dict[str, Any]]:
         """Rows as dictionaries, column to value."""
-        rows = self._con.execute(sql(f"store/{name}"), list(parameters))
+        rows = run(self._con, f"store/{name}", *parameters)
         columns = [column[0] for column in rows.description or ()]
         return [dict(zip(columns, row, strict=True)) for row in rows.fetchall()]
 

@@ -38,7 +38,7 @@ def cdf(values: Floats, most: int = _CDF_POINTS) -> tuple[Floats, Floats]:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class GpuRequest:
     """The jobs that ask for one number of GPUs."""
 
     gpus: int
@@ -49,7 +49,7 @@ class Request:
     service: Floats  #: GPU-seconds, of each job
 
 
-def by_request(gpus: Ints, duration: Floats) -> list[Request]:
+def by_request(gpus: Ints, duration: Floats) -> list[GpuRequest]:
     """The jobs by GPU request, ascending. ``duration`` in seconds."""
     total = float((gpus * duration).sum())
     found = []
@@ -57,7 +57,7 @@ def by_request(gpus: Ints, duration: Floats) -> list[Request]:
         took = duration[gpus == count]
         service = took * count
         share = float(service.sum()) / total if total else 0.0
-        found.append(Request(count, len(took), len(took) / len(gpus), share, took, service))
+        found.append(GpuRequest(count, len(took), len(took) / len(gpus), share, took, service))
     return found
 
 
@@ -100,7 +100,7 @@ def recurrence(jobs: Sequence[TraceJob], by: Sequence[str] = ()) -> Recurrence:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class GpuDemand:
     """Mean of the GPUs in use in each bucket of ``bucket`` seconds, if every job started at once and ran its duration."""
 
     start: float  #: start of the first bucket, seconds
@@ -110,21 +110,21 @@ class Demand:
     peak: float = 0.0  #: the most at any time; means of buckets are far below it if jobs are shorter than a bucket
 
 
-def demand(submitted: Floats, duration: Floats, gpus: Ints) -> Demand:
+def demand(submitted: Floats, duration: Floats, gpus: Ints) -> GpuDemand:
     """Times in seconds. Buckets run from the first submission to the last end."""
     first, end = (float(submitted.min()), float((submitted + duration).max())) if len(submitted) else (0.0, 0.0)
     bucket = HOUR * max(1, math.ceil((end - first) / HOUR / MOST_BUCKETS))
     start = first // bucket * bucket
     edges = start + np.arange(math.ceil((end - start) / bucket) + 1) * bucket
     if len(edges) < 2:
-        return Demand(start, bucket, np.zeros(0))
+        return GpuDemand(start, bucket, np.zeros(0))
     moments = np.concatenate([submitted, submitted + duration])
     order = np.argsort(moments, kind="stable")
     moments, in_use = moments[order], np.cumsum(np.concatenate([gpus, -gpus])[order]).astype(np.float64)
     served = np.concatenate([[0.0], np.cumsum(in_use[:-1] * np.diff(moments))])
     lasts = np.diff(moments) > 0  # when one job ends and another starts at the same time, only the sum counts
     peak = float(in_use[:-1][lasts].max()) if lasts.any() else 0.0
-    return Demand(start, bucket, np.diff(np.interp(edges, moments, served)) / bucket, _mean(moments, served, submitted, peak), peak)
+    return GpuDemand(start, bucket, np.diff(np.interp(edges, moments, served)) / bucket, _mean(moments, served, submitted, peak), peak)
 
 
 def _mean(moments: Floats, served: Floats, submitted: Floats, peak: float) -> float | None:
@@ -135,7 +135,7 @@ def _mean(moments: Floats, served: Floats, submitted: Floats, peak: float) -> fl
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class JobGroup:
     """Jobs of one user, pool or status."""
 
     name: str
@@ -144,7 +144,7 @@ class Group:
     share: float  #: of the service of all jobs
 
 
-def by_name(names: Sequence[str | None], service: Floats) -> list[Group]:
+def by_name(names: Sequence[str | None], service: Floats) -> list[JobGroup]:
     """Groups of equal names, the greatest service first; () without names."""
     if not any(name is not None for name in names):
         return []
@@ -152,7 +152,7 @@ def by_name(names: Sequence[str | None], service: Floats) -> list[Group]:
     counts, sums = np.bincount(codes, minlength=len(known)), np.bincount(codes, weights=service, minlength=len(known))
     total = float(service.sum())
     groups = [
-        Group(str(name), count, used, used / total if total else 0.0)
+        JobGroup(str(name), count, used, used / total if total else 0.0)
         for name, count, used in zip(known, counts.tolist(), sums.tolist(), strict=True)
     ]
     return sorted(groups, key=lambda group: (-group.service, -group.jobs, group.name))
@@ -183,7 +183,7 @@ class Description:
         return self.duration * self.gpus
 
     @cached_property
-    def requests(self) -> list[Request]:
+    def requests(self) -> list[GpuRequest]:
         return by_request(self.gpus, self.duration)
 
     @cached_property
@@ -195,19 +195,19 @@ class Description:
         return recurrence(self.trace.jobs, self.by)
 
     @cached_property
-    def demand(self) -> Demand:
+    def demand(self) -> GpuDemand:
         return demand(self.submitted, self.duration, self.gpus)
 
     @cached_property
-    def users(self) -> list[Group]:
+    def users(self) -> list[JobGroup]:
         return by_name([job.user_name for job in self.trace.jobs], self.service)
 
     @cached_property
-    def pools(self) -> list[Group]:
+    def pools(self) -> list[JobGroup]:
         return by_name([job.pool for job in self.trace.jobs], self.service)
 
     @cached_property
-    def statuses(self) -> list[Group]:
+    def statuses(self) -> list[JobGroup]:
         return by_name([job.status for job in self.trace.jobs], self.service)
 
     @property
@@ -280,7 +280,7 @@ def _counts(words: Iterable[str | None]) -> dict[str, int]:
     return dict(Counter(word for word in words if word is not None).most_common())
 
 
-def _request(one: Request) -> dict[str, Any]:
+def _request(one: GpuRequest) -> dict[str, Any]:
     return {
         "gpus": one.gpus,
         "jobs": one.jobs,
@@ -312,5 +312,5 @@ def _recurrence(found: Recurrence) -> dict[str, Any]:
     return {"by": list(found.by), "jobs": found.jobs, "tasks": found.tasks, "more_than_ten": found.often}
 
 
-def _group(one: Group) -> dict[str, Any]:
+def _group(one: JobGroup) -> dict[str, Any]:
     return {"name": one.name, "jobs": one.jobs, "gpu_hours": one.service / HOUR, "share": one.share}

@@ -23,7 +23,7 @@ MOST_GPUS = 64  #: largest number of GPUs in a profile
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
+class IterationTime:
     """Seconds of an iteration: ``fixed + per_sample * samples per GPU + (GPUs - 1) * intra``, or ``* inter`` over several nodes."""
 
     fixed: float
@@ -39,7 +39,7 @@ class TraceModel:
     share: float  #: of the jobs of its scale, relative to the scale's other models
     batch_size: int
     whole: bool  #: the batch size is that of the whole job on any number of GPUs; else that of each GPU
-    speed: Speed | None = None  #: None: not published
+    speed: IterationTime | None = None  #: None: not published
     utilisation: float = math.nan  #: share of a GPU's compute that it uses alone; this and the next two: NaN if not published
     memory: float = math.nan  #: share of a GPU's memory
     skew: float = math.nan  #: largest tensor as a share of the model
@@ -83,35 +83,35 @@ def _goodput(step: tuple[float, ...], batch: tuple[int, int], most_of_gpu: int, 
 # a 3x3 convolution of 512 by 1024 channels (YOLOv3).
 _DLT = (
     TraceModel(
-        "resnet18-cifar10", "small", 0.36, 129, False, Speed(0.1039, 0.0, 0.001452, 0.0252), 0.963, 0.127, 0.21,
+        "resnet18-cifar10", "small", 0.36, 129, False, IterationTime(0.1039, 0.0, 0.001452, 0.0252), 0.963, 0.127, 0.21,
         _goodput((0.01683, 7.109e-4, 0.03056, 0.005278, 0.1247, 0.002648, 2.235), (128, 4096), 1024, (250, 2500, 4840, 12200, 27400)),
     ),
     TraceModel(
-        "neumf-movielens", "small", 0.36, 32768, False, Speed(0.02132, 0.0, 0.003549, 0.01341), 0.105, 0.084, math.nan,
+        "neumf-movielens", "small", 0.36, 32768, False, IterationTime(0.02132, 0.0, 0.003549, 0.01341), 0.105, 0.084, math.nan,
         _goodput((0.006944, 6.534e-7, 0.003136, 0.001164, 0.01459, 5.417e-4, 1.0), (256, 32768), 32768, (1.86e4, 4e6, 7.2e6, 3.3e7, 4.9e7)),
     ),
     TraceModel(
-        "deepspeech2-cmuarctic", "medium", 0.10, 20, False, Speed(0.6812, 0.0, 0.05064, 0.1441),
+        "deepspeech2-cmuarctic", "medium", 0.10, 20, False, IterationTime(0.6812, 0.0, 0.05064, 0.1441),
         goodput=_goodput((0.3104, 0.02388, 0.006398, 0.09848, 0.5039, 0.009865, 1.45), (20, 640), 80, (29, 2200, 25100, 163000, 163000)),
     ),
     TraceModel(
-        "bert-squad", "medium", 0.10, 12, False, Speed(0.9215, 0.0, 0.05512, 0.7327), 0.997, 0.831, 0.21,
+        "bert-squad", "medium", 0.10, 12, False, IterationTime(0.9215, 0.0, 0.05512, 0.7327), 0.997, 0.831, 0.21,
         _goodput((0.1718, 0.05867, 0.2673, 0.0441, 1.409, 0.009403, 2.022), (12, 384), 12, (423, 423, 423, 774, 1120)),
     ),
     TraceModel(
-        "yolov3-voc-detection", "large", 0.06, 8, False, Speed(0.3261, 0.0, 0.01851, 0.4887), skew=0.076,
+        "yolov3-voc-detection", "large", 0.06, 8, False, IterationTime(0.3261, 0.0, 0.01851, 0.4887), skew=0.076,
         goodput=_goodput((0.1872, 0.02538, 0.06246, 0.08111, 0.7477, 0.01072, 1.105), (8, 512), 16, (166, 369, 501, 979, 5160)),
     ),
     TraceModel(
-        "resnet50-imagenet", "large", 0.02, 200, False, Speed(0.9235, 0.0, 0.005889, 0.06149), 1.0, 0.549, 0.092,
+        "resnet50-imagenet", "large", 0.02, 200, False, IterationTime(0.9235, 0.0, 0.005889, 0.06149), 1.0, 0.549, 0.092,
         _goodput((0.0636, 0.004497, 0.06494, 0.01772, 0.3075, 0.006655, 2.675), (200, 12800), 200, (4420, 5970, 11400, 14300, 14400)),
     ),
 )  # fmt: skip
 
 # Fitted to the V100 step times that Titan (Gao et al., SoCC 2022) publishes: within 0.5 % up to 256 (ViT) and 52 (RoBERTa) samples on a
 # GPU. Above that the line is extended, as for accumulated gradients.
-_VIT = Speed(0.01754, 0.003223, 0.01448, 0.0302)
-_ROBERTA = Speed(0.02056, 0.01055, 0.0005131, 0.01013)
+_VIT = IterationTime(0.01754, 0.003223, 0.01448, 0.0302)
+_ROBERTA = IterationTime(0.02056, 0.01055, 0.0005131, 0.01013)
 _VIT_SKEW, _ROBERTA_SKEW = 0.027, 0.31  #: of one matrix of an MLP (768 by 3072), and of the embedding of the words (50265 by 768)
 
 #: Data set, batch size, scale and fraction of jobs (%), of 002 Table 3.3. Its fractions make a fifth of the jobs small where the text says
@@ -135,7 +135,7 @@ _VICUNA_TASKS = (
 
 
 def _tasks(
-    backbone: str, tasks: tuple[tuple[str, int, str, int], ...], speed: Speed | None, skew: float = math.nan
+    backbone: str, tasks: tuple[tuple[str, int, str, int], ...], speed: IterationTime | None, skew: float = math.nan
 ) -> tuple[TraceModel, ...]:
     """Fine-tuning tasks of one backbone; as in 002 ch. 3.5.1 their batch sizes are the same on any number of GPUs."""
     return tuple(TraceModel(f"{backbone}/{name}", scale, share / 100, batch, True, speed, skew=skew) for name, batch, scale, share in tasks)

@@ -12,7 +12,7 @@ from typing import Any
 from .. import format as fmt
 from .formats.family import Family
 from .formats.known_formats import choose
-from .formats.rows import FIRST_DATE, LAST_DATE, LATEST_SECOND, LONGEST_JOB, Context, Drop, Progress, Tally, TraceSource, shown
+from .formats.rows import FIRST_DATE, LAST_DATE, LATEST_SECOND, LONGEST_JOB, Context, DroppedRow, Progress, Tally, TraceSource, shown
 from .formats.tables import read_durations, read_throughputs
 from .formats.titan_tables import FineTuning, find_tables
 from .trace import Trace, TraceJob
@@ -122,7 +122,7 @@ def _collect(found: Iterable[tuple[int, TraceJob]], context: Context) -> list[Tr
     for line, job in found:
         try:
             _check(job, keys, dated=bool(context.dated))
-        except Drop as drop:
+        except DroppedRow as drop:
             context.tally.drop(line, drop.reason, drop.detail)
             continue
         if job.submitted < latest:
@@ -138,17 +138,17 @@ def _collect(found: Iterable[tuple[int, TraceJob]], context: Context) -> list[Tr
 
 def _check(job: TraceJob, keys: set[str], *, dated: bool) -> None:
     if job.key in keys:
-        raise Drop("duplicate id", f"job {shown(job.key)}: is there already")
+        raise DroppedRow("duplicate id", f"job {shown(job.key)}: is there already")
     if not 0 < job.duration <= LONGEST_JOB:
         reason = "zero duration" if job.duration == 0 else "negative duration" if job.duration < 0 else "duration beyond 30 years"
-        raise Drop(reason, f"job {shown(job.key)}: duration is {fmt.duration(job.duration)}")
+        raise DroppedRow(reason, f"job {shown(job.key)}: duration is {fmt.duration(job.duration)}")
     if dated and not FIRST_DATE <= job.submitted < LAST_DATE:
         year = math.floor(1970 + job.submitted / YEAR)
-        raise Drop("submission before 2000 or after 2100", f"job {shown(job.key)}: submitted in the year {year}")
+        raise DroppedRow("submission before 2000 or after 2100", f"job {shown(job.key)}: submitted in the year {year}")
     if not 0 <= job.submitted <= LATEST_SECOND:
-        raise Drop("submission out of range", f"job {shown(job.key)}: submitted at {fmt.number(job.submitted)} s")
+        raise DroppedRow("submission out of range", f"job {shown(job.key)}: submitted at {fmt.number(job.submitted)} s")
     if what := wrong(job):
-        raise Drop(what, f"job {shown(job.key)}: {what}")
+        raise DroppedRow(what, f"job {shown(job.key)}: {what}")
 
 
 def _set_zero(jobs: list[TraceJob]) -> float:

@@ -73,7 +73,8 @@ def choose(source: Trace, choice: Choice, rng: np.random.Generator) -> Chosen:
         keep &= ~mask
     candidates = np.flatnonzero(keep)
     if not len(candidates):
-        raise ValueError(f"no job of {source.name!r} is left to choose from: {_listed(dropped) or 'it has none'}")
+        listed = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
+        raise ValueError(f"no job of {source.name!r} is left to choose from: {listed or 'it has none'}")
     rows = candidates[_draw(duration[candidates] * gpus[candidates], end - start, choice, rng)]
     if lost := len(candidates) - len(np.unique(rows)):
         dropped["not sampled"] = lost
@@ -242,7 +243,3 @@ def _copies(jobs: Sequence[TraceJob], rows: Ints, start: float, end: float, rng:
             taken.add(key)
         made.append((moment, row, replace(job, key=key, submitted=moment - start, raw=None)))
     return [job for _, _, job in sorted(made, key=lambda one: one[:2])]
-
-
-def _listed(dropped: dict[str, int]) -> str:
-    return ", ".join(f"{count} {reason}" for reason, count in dropped.items())

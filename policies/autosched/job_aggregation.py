@@ -18,7 +18,7 @@ MAX_DURATION_RATIO = 1.5  #: between two durations of a group
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
+class JobGroups:
     """``member[i]`` is the group of job ``i``; the columns have one row a group."""
 
     member: Ints
@@ -34,7 +34,7 @@ def service_preserving(gpus: Ints, duration: Floats) -> float:
     return float((gpus * duration).sum() / gpus.sum())
 
 
-def aggregate(submitted: Floats, duration: Floats, gpus: Ints, largest: int, apart: Bools, kind: Ints) -> Groups:
+def aggregate(submitted: Floats, duration: Floats, gpus: Ints, largest: int, apart: Bools, kind: Ints) -> JobGroups:
     """Group jobs that are alike by arrival, duration and GPUs.
 
     ``largest``: GPUs of a group at most; ``apart``: jobs that stay alone; ``kind``: only jobs of one kind, such as a model, are grouped.
@@ -48,7 +48,7 @@ def aggregate(submitted: Floats, duration: Floats, gpus: Ints, largest: int, apa
     groups = [groups[group] for group in order]
     for number, rows in enumerate(groups):
         member[rows] = number
-    return Groups(
+    return JobGroups(
         member=member,
         first=np.array([rows[0] for rows in groups], dtype=np.int64),
         submitted=np.array([submitted[rows].mean() for rows in groups]),

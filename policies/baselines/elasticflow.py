@@ -11,7 +11,7 @@ import numpy as np
 
 from ..contract import Bools, Demand, Ints, Phase, Plan, View, tunable
 from ..placement.consolidated import Placement
-from ..queues.elastic import ROUND_KEY, Curve, Curves, Pool, begin, divide, in_round, pack, start, water_fill
+from ..queues.elastic import ROUND_KEY, Curves, Pool, SpeedCurve, begin, divide, in_round, pack, start, water_fill
 from ..queues.timeline import Filling, Timeline, fill, follow, slot_end
 
 _LEAST_WORK = 1.0  #: seconds: a job that is about to end holds its GPUs until it has
@@ -134,7 +134,7 @@ class ElasticFlow:
     def _grow(self, pool: Pool, wanted: dict[int, int], promised: dict[int, Filling], left: int) -> None:
         """Hand out the remaining GPUs by marginal return."""
         rows = sorted({*wanted, *promised})
-        curves = [_with_nothing(self.curves.of(pool, row)) for row in rows]
+        curves = [SpeedCurve(np.append(0, one.gpus), np.append(0.0, one.speed)) for one in (self.curves.of(pool, row) for row in rows)]
         share = [promised[row].share if row in promised else int(pool.jobs.gpus_min[row]) for row in rows]
         worth = [m * curve.speed / curve.speed[np.searchsorted(curve.gpus, m)] for curve, m in zip(curves, share, strict=True)]
         at = [int(np.searchsorted(curve.gpus, wanted.get(row, 0))) for row, curve in zip(rows, curves, strict=True)]
@@ -166,7 +166,7 @@ class _Request(NamedTuple):
 
     seconds: float  #: until the deadline
     row: int
-    curve: Curve
+    curve: SpeedCurve
     work: float  #: seconds on ``gpus_min`` GPUs
     gpu_time: float  #: the least GPU-seconds for this, on any number of GPUs
 
@@ -267,7 +267,3 @@ def _has_deadline(view: View) -> Bools:
 def _has_run(view: View) -> Bools:
     ran: Bools = (view.jobs.phase == Phase.ACTIVE) | (view.jobs.run_time > 0)
     return ran
-
-
-def _with_nothing(curve: Curve) -> Curve:
-    return Curve(np.append(0, curve.gpus), np.append(0.0, curve.speed))

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..contract import Floats, Ints, Jobs, Phase, Plan, View, tunable
 from ..keys import check_round
-from ..queues.elastic import ROUND_KEY, Curve, Curves, Pool, begin, divide, in_round, pack, sizes, water_fill
+from ..queues.elastic import ROUND_KEY, Curves, Pool, SpeedCurve, begin, divide, in_round, pack, sizes, water_fill
 from ..queues.exchange import exchange
 
 _NOTHING = 1e-3  #: added to every speedup, as by the authors, so that a job without GPUs has a finite claim
@@ -136,9 +136,9 @@ class _Goodputs:
         self._adapt = adapt_batch_size
         self._curves = Curves()
         self._view_profiles: object = None
-        self._known: dict[tuple[int, int, int, int, float], tuple[Curve, Ints] | None] = {}
+        self._known: dict[tuple[int, int, int, int, float], tuple[SpeedCurve, Ints] | None] = {}
 
-    def of(self, pool: Pool, row: int) -> Curve:
+    def of(self, pool: Pool, row: int) -> SpeedCurve:
         adapted = self._adapted(pool, row)
         return self._curves.of(pool, row) if adapted is None else adapted[0]
 
@@ -149,7 +149,7 @@ class _Goodputs:
             return None
         return int(adapted[1][np.searchsorted(adapted[0].gpus, n)])
 
-    def _adapted(self, pool: Pool, row: int) -> tuple[Curve, Ints] | None:
+    def _adapted(self, pool: Pool, row: int) -> tuple[SpeedCurve, Ints] | None:
         jobs, profiles = pool.jobs, pool.view.profiles
         profile = -1 if jobs.profile is None else int(jobs.profile[row])
         if not self._adapt or profile < 0 or (goodput := profiles[profile].goodput) is None:
@@ -164,5 +164,5 @@ class _Goodputs:
             rates, batches = goodput.best(nodes, gpus, progress)
             can = rates > 0
             # A job that asks for more GPUs than its model has a batch for trains with its own.
-            self._known[key] = (Curve(gpus[can], rates[can]), batches[can]) if can[0] else None
+            self._known[key] = (SpeedCurve(gpus[can], rates[can]), batches[can]) if can[0] else None
         return self._known[key]

@@ -10,7 +10,7 @@ import numpy as np
 from ..contract import Floats, Phase, Plan, View, tunable
 from ..placement.skew import spreadable
 from ..queues.levels import Queues, Standing, after, ranks_of, waking
-from ..queues.queue_lists import Order, QueueLists
+from ..queues.queue_lists import ListOrder, QueueLists
 from ..queues.serving import Ranking, serve
 
 
@@ -81,7 +81,7 @@ class Tiresias:
         plan = replace(plan, memory=self._lists.memory(jobs, standing, order, after(jobs, plan)[0], view.memory))
         return waking(plan, view.now, self.queues.next_change(jobs, view.now, standing, plan))
 
-    def _rank(self, view: View, standing: Standing, order: Order) -> Floats:
+    def _rank(self, view: View, standing: Standing, order: ListOrder) -> Floats:
         """From 0 to 1, the order of the jobs within one queue."""
         if self.config.priority != "gittins" or view.finished_service is None or not len(view.finished_service):
             return order.at

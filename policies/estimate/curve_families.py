@@ -27,7 +27,7 @@ _STEEPEST = 50.0  #: logarithm of the largest power; beyond, a curve has long re
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class CurveFamily:
     """``basis(u, p)`` is g at (n,) places for (k, 2) shapes, as (k, n)."""
 
     name: str
@@ -47,10 +47,10 @@ def _family(
     *,
     bounded: bool = True,
     anchored: bool = False,
-) -> Family:
+) -> CurveFamily:
     """All pairs of the shapes ``first`` and ``second``. Searches stay within them: beyond, curves fit noise and forecast worse."""
     starts = np.array([(x, y) for x in first for y in second], dtype=np.float64)
-    return Family(name, basis, starts, starts.min(axis=0), starts.max(axis=0), bounded, anchored)
+    return CurveFamily(name, basis, starts, starts.min(axis=0), starts.max(axis=0), bounded, anchored)
 
 
 def _power(u: Floats, p: Floats) -> Floats:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..arrays import Bools, Floats, Ints
-from .curve_families import FAMILIES, Family
+from .curve_families import FAMILIES, CurveFamily
 
 _RECENCY = 1.5  #: least squares weigh points by u to this power: the future follows from the late part
 _FOLDS = (0.5, 0.7, 0.85)  #: shares of the values from which the others are forecast
@@ -44,7 +44,7 @@ class Observed:
 class Ensemble:
     """Curves ``a - b g(u; p)`` of ``families[family]``, all arrays with a row per member; weights add up to 1, the largest first."""
 
-    families: Sequence[Family]
+    families: Sequence[CurveFamily]
     family: Ints
     shape: Floats  #: (k, 2)
     a: Floats
@@ -93,7 +93,7 @@ def _smallest(values: Floats, among: Bools, count: int) -> Ints:
     return rows[np.argsort(values[rows], kind="stable")[:count]]
 
 
-def _bases(families: Sequence[Family], family: Ints, shape: Floats, u: Floats) -> Floats:
+def _bases(families: Sequence[CurveFamily], family: Ints, shape: Floats, u: Floats) -> Floats:
     """g of each row's family and shape at ``u``."""
     basis = np.empty((len(family), len(u)))
     for number, member in enumerate(families):
@@ -106,7 +106,7 @@ def _bases(families: Sequence[Family], family: Ints, shape: Floats, u: Floats) -
 class _Problem:
     """Least squares of one series of values. Rows: candidates (family and shape), columns: values."""
 
-    def __init__(self, observed: Observed, families: Sequence[Family]) -> None:
+    def __init__(self, observed: Observed, families: Sequence[CurveFamily]) -> None:
         self.observed, self.families = observed, families
         self.bounded = np.array([family.bounded for family in families])
         self.anchored = np.array([family.anchored for family in families])

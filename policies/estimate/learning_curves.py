@@ -55,7 +55,8 @@ def estimate_iterations(
     if met or done >= maximum:
         return IterationEstimate(done, done, done, float(met), 0.0)
     if len(y) < _LEAST:
-        return _summary(*_anywhere(done, maximum), math.nan)
+        at = np.linspace(done, maximum, _CELLS + 1)[1:]  # it may be anywhere
+        return _summary(at, (maximum - at) / (maximum - done), math.nan)
     at, unmet = _first_passage(u, y, sign, target, done, maximum)
     unmet = (1 - _UNFORESEEN) * unmet + _UNFORESEEN * (maximum - at) / (maximum - done)
     return _summary(at, unmet, float(np.clip(1 - unmet[-1], 0.0, 1.0)))
@@ -77,11 +78,6 @@ def _checked(steps: ArrayLike, values: ArrayLike, target: float, mode: str, maxi
     usable = np.isfinite(u) & np.isfinite(y) & (u >= 1)
     kept, last = np.unique(u[usable][::-1], return_index=True)
     return kept, np.clip(y[usable][::-1][last], -_HUGE, _HUGE)
-
-
-def _anywhere(done: int, maximum: int) -> tuple[Floats, Floats]:
-    at = np.linspace(done, maximum, _CELLS + 1)[1:]
-    return at, (maximum - at) / (maximum - done)
 
 
 def _summary(at: Floats, unmet: Floats, probability: float) -> IterationEstimate:

@@ -248,11 +248,11 @@ _BITS = 1 << np.arange(_SMALL)
 
 
 @cache
-def _table(levels: int) -> Table:
-    return Table(levels)
+def _table(levels: int) -> CellTable:
+    return CellTable(levels)
 
 
-class Table:
+class CellTable:
     """The best cells of a small node, for each of its states."""
 
     def __init__(self, levels: int) -> None:

@@ -41,7 +41,7 @@ def book(moments: list[float], gpus: int, end: float) -> None:
         insort(moments, math.inf if math.isnan(end) else end)
 
 
-class Offer(NamedTuple):
+class ColdOffer(NamedTuple):
     """GPUs that a waiting job could have when cold ones have loaded its LLM. As printed it could have cold ones only.
 
     ``own``: number of GPUs of its own pool that are idle and not booked. ``lent``: rows of such GPUs of other pools, the longest idle
@@ -57,7 +57,7 @@ class Offer(NamedTuple):
         return self.own + self.cold + len(self.lent)
 
 
-def offer(job: int, backbone: str, pools: GpuPools, moments: Moments, now: float) -> Offer:
+def offer(job: int, backbone: str, pools: GpuPools, moments: Moments, now: float) -> ColdOffer:
     """The GPUs that this job could have. Moments contain the bookings of the jobs that were served before."""
     left = {name: sum(at <= now for at in booked) for name, booked in moments.items()}
     lent = []
@@ -67,7 +67,7 @@ def offer(job: int, backbone: str, pools: GpuPools, moments: Moments, now: float
         if left[name] >= 0:
             lent.append(gpu)
     own = min(left.get(backbone, 0), int(pools.ready(backbone, job).sum()))
-    return Offer(own, int(pools.cold(job).sum()), lent)
+    return ColdOffer(own, int(pools.cold(job).sum()), lent)
 
 
 def grow(job: int, backbone: str, pools: GpuPools, moments: Moments, times: JobTimes, now: float, loading: float) -> tuple[int, ...]:
@@ -81,7 +81,7 @@ def grow(job: int, backbone: str, pools: GpuPools, moments: Moments, times: JobT
 
 
 def add(
-    job: int, backbone: str, gpus: int, there: Offer, pools: GpuPools, moments: Moments, times: JobTimes, loaded: float
+    job: int, backbone: str, gpus: int, there: ColdOffer, pools: GpuPools, moments: Moments, times: JobTimes, loaded: float
 ) -> tuple[int, ...]:
     """So many GPUs for this job: those of its pool first, then cold ones, then lent ones. Returns those that have joined its pool."""
     cold = pools.take(pools.cold(job), min(gpus - there.own, there.cold))

@@ -68,7 +68,7 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class SpeedCurve:
     """Possible numbers of GPUs of a job, ascending from ``gpus_min``, and its speed on each."""
 
     gpus: Ints
@@ -94,9 +94,9 @@ class Curves:
         """
         self._doubling, self._rising = doubling, rising
         self._profiles: Sequence[Profile] = ()
-        self._known: dict[tuple[int, int, int, int], Curve] = {}
+        self._known: dict[tuple[int, int, int, int], SpeedCurve] = {}
 
-    def of(self, pool: Pool, row: int) -> Curve:
+    def of(self, pool: Pool, row: int) -> SpeedCurve:
         if pool.view.profiles is not self._profiles:
             self._profiles, self._known = pool.view.profiles, {}
         jobs = pool.jobs
@@ -106,20 +106,20 @@ class Curves:
             self._known[key] = self._make(*key)
         return self._known[key]
 
-    def _make(self, profile: int, least: int, most: int, node: int) -> Curve:
+    def _make(self, profile: int, least: int, most: int, node: int) -> SpeedCurve:
         throughput = self._profiles[profile].throughput if profile >= 0 else None
         if throughput is None:
-            return Curve(np.array([least]), np.ones(1))
+            return SpeedCurve(np.array([least]), np.ones(1))
         gpus = sizes(least, max(least, most), self._doubling)  # a running job may hold GPUs of unknown memory
         rates = np.array([throughput.consolidated(n, node) for n in gpus.tolist()])
-        curve = Curve(gpus, rates / rates[0])
+        curve = SpeedCurve(gpus, rates / rates[0])
         return _rising(curve) if self._rising else curve
 
 
-def _rising(curve: Curve) -> Curve:
+def _rising(curve: SpeedCurve) -> SpeedCurve:
     """The curve without numbers of GPUs that are no faster than fewer."""
     faster = np.append(True, curve.speed[1:] > np.maximum.accumulate(curve.speed)[:-1])
-    return Curve(curve.gpus[faster], curve.speed[faster])
+    return SpeedCurve(curve.gpus[faster], curve.speed[faster])
 
 
 def sizes(least: int, most: int, doubling: bool) -> Ints:

@@ -23,7 +23,7 @@ MOST_LISTED_JOBS = 50_000  #: jobs kept, the first of the highest queues: with t
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptLists:
     """The kept lists, one behind the other. If a job is in them twice, its first place counts."""
 
     job: Ints
@@ -41,7 +41,7 @@ class Kept:
         found = self._ascending[np.minimum(np.searchsorted(self.job, jobs, sorter=self._ascending), len(self.job) - 1)]
         return np.where(self.job[found] == jobs, found, -1)
 
-    def same(self, other: Kept) -> bool:
+    def same(self, other: KeptLists) -> bool:
         return all(map(np.array_equal, (self.job, self.queue, self.runs), (other.job, other.queue, other.runs)))
 
     def written(self) -> list[str]:
@@ -58,11 +58,11 @@ class Kept:
         return [f"{' '.join(runs)}|{' '.join(waits)}" for runs, waits in zip(parts[::2], parts[1::2], strict=True)]
 
 
-NOTHING = Kept(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=bool))
+NOTHING = KeptLists(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=bool))
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ListOrder:
     """The lists of a view, a row per job."""
 
     at: Floats  #: from 0 to 1, in the order of the lists; comparable within one queue
@@ -74,9 +74,9 @@ class QueueLists:
 
     def __init__(self, rule: list[float]) -> None:
         self._rule = rule
-        self._read: tuple[Any, Kept] = None, NOTHING  #: the texts last read or written, and their lists
+        self._read: tuple[Any, KeptLists] = None, NOTHING  #: the texts last read or written, and their lists
 
-    def order(self, jobs: Jobs, now: float, standing: Standing, floor: Floats, memory: Memory) -> Order:
+    def order(self, jobs: Jobs, now: float, standing: Standing, floor: Floats, memory: Memory) -> ListOrder:
         """``floor``: the level at which each queue begins. ``memory``: the state of the last decision."""
         kept, same_rule = self._kept(memory)
         at = kept.place(jobs.id)
@@ -89,14 +89,14 @@ class QueueLists:
         at[rows] = len(kept.job)
         if len(rows) > 1:
             at[rows] += _in_turn(_entered(jobs, now, standing, floor, new, rows), new[rows])
-        return Order(at / (len(kept.job) + len(jobs)), settled & (jobs.phase == Phase.ACTIVE))
+        return ListOrder(at / (len(kept.job) + len(jobs)), settled & (jobs.phase == Phase.ACTIVE))
 
-    def memory(self, jobs: Jobs, standing: Standing, order: Order, runs: Bools, before: Memory) -> Memory:
+    def memory(self, jobs: Jobs, standing: Standing, order: ListOrder, runs: Bools, before: Memory) -> Memory:
         """The state to keep if ``runs`` run after the decision; ``before`` itself if nothing is new."""
         if jobs.protected is not None:
             runs = runs & ~(jobs.protected & ~order.settled & (jobs.phase == Phase.ACTIVE))
         rows = np.argsort(standing.queue + 0.5 * (~runs + order.at))[:MOST_LISTED_JOBS]
-        now = Kept(jobs.id[rows], standing.queue[rows], runs[rows])
+        now = KeptLists(jobs.id[rows], standing.queue[rows], runs[rows])
         kept, same_rule = self._kept(before)
         if same_rule and now.same(kept):
             return before
@@ -104,7 +104,7 @@ class QueueLists:
         self._read = texts, now
         return {"lists": texts, "rule": self._rule}
 
-    def _kept(self, memory: Memory) -> tuple[Kept, bool]:
+    def _kept(self, memory: Memory) -> tuple[KeptLists, bool]:
         """The lists, and whether they are by the same rule; empty if the memory has another form, as of an earlier version."""
         if not isinstance(memory, Mapping):
             return NOTHING, False
@@ -140,7 +140,7 @@ def _numbers(text: str) -> list[int]:
     return jobs
 
 
-def _read(texts: Any) -> Kept:
+def _read(texts: Any) -> KeptLists:
     """The lists of such texts, one per queue; empty if they are not such texts."""
     jobs: list[int] = []
     queue: list[int] = []
@@ -154,6 +154,6 @@ def _read(texts: Any) -> Kept:
                 jobs += found
                 queue += [number] * len(found)
                 runs += [which] * len(found)
-        return Kept(np.array(jobs, dtype=np.int64), np.array(queue, dtype=np.int64), np.array(runs, dtype=bool))
+        return KeptLists(np.array(jobs, dtype=np.int64), np.array(queue, dtype=np.int64), np.array(runs, dtype=bool))
     except (AttributeError, TypeError, ValueError, OverflowError):
         return NOTHING

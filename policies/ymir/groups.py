@@ -13,7 +13,7 @@ import numpy as np
 from ..contract import Ints, Phase
 from ..estimate.transfers import Joint
 from ..queues.elastic import Curves, Pool
-from .merge_columns import SPATIAL, TEMPORAL, Column, JobKind, Merge, allowed_gpus
+from .merge_columns import SPATIAL, TEMPORAL, JobKind, Merge, MergeColumn, allowed_gpus
 from .merges import Merges
 
 #: Work left is rounded to powers of the first of these with which the kinds that can be merged are few.
@@ -209,7 +209,7 @@ class Groups:
 
     # The decision
 
-    def take(self, columns: Sequence[Column], times: Sequence[int]) -> dict[int, int]:
+    def take(self, columns: Sequence[MergeColumn], times: Sequence[int]) -> dict[int, int]:
         """GPUs of each row, by the count of each chosen column. The merges are kept for `decided`."""
         left = [list(reversed(members)) for members in self._members]
         wanted: dict[int, int] = {}
@@ -224,7 +224,7 @@ class Groups:
                 wanted[first.row] = column.gpus
         return wanted
 
-    def _merge(self, one: _Group, two: _Group, column: Column) -> _Group:
+    def _merge(self, one: _Group, two: _Group, column: MergeColumn) -> _Group:
         """Merge two; the first holds the GPUs, or of two that train together the one that can use that many, and ends last."""
         if column.mode == SPATIAL:
             ends = self._together(one, two)[column.gpus]

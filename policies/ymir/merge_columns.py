@@ -34,7 +34,7 @@ class Merge:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class MergeColumn:
     cost: float
     gpus: int
     kinds: tuple[int, ...]  #: of the one or two jobs that it serves
@@ -42,7 +42,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class ObjectiveWeights:
     """Weights of the objective."""
 
     switch: float  #: seconds of a change of GPUs
@@ -83,30 +83,30 @@ def at_most(seconds: Mapping[int, float], gpus: int) -> float:
     return seconds[max((n for n in seconds if n <= gpus), default=min(seconds))]
 
 
-def columns_of(kinds: Sequence[JobKind], merges: Iterable[Merge], gpus: int, share: int, costs: Costs) -> list[Column]:
+def columns_of(kinds: Sequence[JobKind], merges: Iterable[Merge], gpus: int, share: int, costs: ObjectiveWeights) -> list[MergeColumn]:
     """All columns that could be part of an optimum: within a group, more GPUs must cost less. ``gpus``: R; ``share``: a-bar."""
-    columns: list[Column] = []
+    columns: list[MergeColumn] = []
     shortest = min((min(kind.seconds.values()) for kind in kinds), default=0.0)
     for number, kind in enumerate(kinds):
         # If not all can have GPUs, the shortest come first.
         waiting = costs.waiting * kind.tasks * (1 + shortest / min(kind.seconds.values()))
-        columns.append(Column(waiting, 0, (number,)))
+        columns.append(MergeColumn(waiting, 0, (number,)))
         columns += _improving(_alone(number, kind, gpus, share, costs))
     for merge in merges:
         columns += _improving(_merged(merge, kinds, gpus, share, costs))
     return columns
 
 
-def _alone(number: int, kind: JobKind, gpus: int, share: int, costs: Costs) -> Iterator[Column]:
+def _alone(number: int, kind: JobKind, gpus: int, share: int, costs: ObjectiveWeights) -> Iterator[MergeColumn]:
     """Eqn 3.9, the first sum of 3.10, with its sign corrected: as printed, its minimum leaves all jobs without GPUs."""
     fair = max(at_most(kind.seconds, share * kind.tasks), LEAST_DURATION)
     for n, seconds in sorted(kind.seconds.items()):
         if n <= gpus:
             takes = seconds + (0.0 if n == kind.held else costs.switch)
-            yield Column(kind.tasks * takes / fair, n, (number,))
+            yield MergeColumn(kind.tasks * takes / fair, n, (number,))
 
 
-def _merged(merge: Merge, kinds: Sequence[JobKind], gpus: int, share: int, costs: Costs) -> Iterator[Column]:
+def _merged(merge: Merge, kinds: Sequence[JobKind], gpus: int, share: int, costs: ObjectiveWeights) -> Iterator[MergeColumn]:
     """The second and third sum of Eqn 3.10. T of both includes that of the first; 3.15 means the second alone."""
     one, two = kinds[merge.first], kinds[merge.second]
     last = {n: max(ends) for n, ends in merge.ends.items()}
@@ -118,10 +118,10 @@ def _merged(merge: Merge, kinds: Sequence[JobKind], gpus: int, share: int, costs
         weight = temporal_weight(*alone, ends[1] - ends[0]) if merge.mode == TEMPORAL else spatial_weight(*alone, ends)
         if n <= gpus and weight >= costs.least_gain:
             cost = 2 * (last[n] + costs.switch) / fair / weight
-            yield Column(cost, n, (merge.first, merge.second), merge.mode)
+            yield MergeColumn(cost, n, (merge.first, merge.second), merge.mode)
 
 
-def _improving(columns: Iterable[Column]) -> Iterator[Column]:
+def _improving(columns: Iterable[MergeColumn]) -> Iterator[MergeColumn]:
     """Without columns that have more GPUs than another of the group and cost no less."""
     least = float("inf")
     for column in columns:

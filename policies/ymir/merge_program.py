@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .merge_columns import Column, JobKind
+from .merge_columns import JobKind, MergeColumn
 
 MOST_COLUMNS = 3000  #: columns; if there are more, those with the least reduced cost
 
 
 @dataclass(frozen=True, slots=True)
-class Merging:
+class MergeSolution:
     """The count of each column, and the possible distance from the optimum."""
 
     times: Sequence[int]  #: one per column
@@ -32,10 +32,12 @@ class Merging:
         return max(0.0, (self.cost - self.bound) / self.cost) if self.cost > 0 else 0.0
 
 
-def solve(kinds: Sequence[JobKind], columns: Sequence[Column], gpus: int, *, gap: float = 1e-3, seconds: float = 5.0) -> Merging | None:
+def solve(
+    kinds: Sequence[JobKind], columns: Sequence[MergeColumn], gpus: int, *, gap: float = 1e-3, seconds: float = 5.0
+) -> MergeSolution | None:
     """The cheapest choice; None: none was found in time. ``gpus``: R."""
     if not kinds:
-        return Merging([0] * len(columns), 0.0, 0.0)
+        return MergeSolution([0] * len(columns), 0.0, 0.0)
     kept, bound = list(range(len(columns))), -math.inf
     if len(columns) > MOST_COLUMNS:
         relaxed = _reduced_costs(kinds, columns, gpus)
@@ -54,10 +56,10 @@ def solve(kinds: Sequence[JobKind], columns: Sequence[Column], gpus: int, *, gap
     cost = sum(columns[number].cost * times[number] for number in kept)
     if len(kept) == len(columns):
         bound = float(solver.Objective().BestBound())
-    return Merging(times, cost, min(cost, bound))
+    return MergeSolution(times, cost, min(cost, bound))
 
 
-def _reduced_costs(kinds: Sequence[JobKind], columns: Sequence[Column], gpus: int) -> tuple[list[float], float] | None:
+def _reduced_costs(kinds: Sequence[JobKind], columns: Sequence[MergeColumn], gpus: int) -> tuple[list[float], float] | None:
     """The reduced cost of each column in the linear relaxation, and the relaxation's cost."""
     solver, variables = _model("CLP", kinds, columns, gpus, whole=False)
     if solver.Solve() != solver.OPTIMAL:
@@ -65,7 +67,7 @@ def _reduced_costs(kinds: Sequence[JobKind], columns: Sequence[Column], gpus: in
     return [variable.reduced_cost() for variable in variables], float(solver.Objective().Value())
 
 
-def _model(name: str, kinds: Sequence[JobKind], columns: Sequence[Column], gpus: int, *, whole: bool) -> tuple[Any, list[Any]]:
+def _model(name: str, kinds: Sequence[JobKind], columns: Sequence[MergeColumn], gpus: int, *, whole: bool) -> tuple[Any, list[Any]]:
     from ortools.linear_solver import pywraplp  # slow to import
 
     solver = pywraplp.Solver.CreateSolver(name)

@@ -16,7 +16,7 @@ from ..queues.elastic import start as start_least
 from ..queues.later import Later
 from . import merges as kept
 from .groups import Groups
-from .merge_columns import SPATIAL, Costs, allowed_gpus, columns_of, fair_share
+from .merge_columns import SPATIAL, ObjectiveWeights, allowed_gpus, columns_of, fair_share
 from .merge_program import solve
 
 _NEXT = "next"  #: key of the memory: when the next round begins
@@ -88,7 +88,7 @@ class Ymir:
         view, jobs = pool.view, pool.jobs
         idle = set(jobs.id[(jobs.phase == Phase.PENDING) & (jobs.run_time == 0)].tolist())
         groups = Groups(pool, kept.broken(merges, idle), self.curves, self.config, _places(view, merges))
-        costs = Costs(self.config.switch, least_gain=self.config.least_gain)
+        costs = ObjectiveWeights(self.config.switch, least_gain=self.config.least_gain)
         share = fair_share(pool.budget, groups.tasks)
         columns = columns_of(groups.kinds, groups.merges, pool.budget, share, costs)
         solution = solve(groups.kinds, columns, pool.budget, gap=self.config.gap, seconds=self.config.time_limit)

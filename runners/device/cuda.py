@@ -99,9 +99,7 @@ class CudaDevice:
     def reset_peak(self) -> None:
         torch.cuda.reset_peak_memory_stats(self.device)
 
-    def copy_in(self, pairs: Sequence[Pair], after: Sequence[Event] = ()) -> Event:
-        for event in after:  # of the host: the work is over once the event exists
-            self.finish(event)
+    def copy_in(self, pairs: Sequence[Pair]) -> Event:
         self._step.times.bytes_in += bytes_of(pairs)
         return self._copy(self._load, pairs)
 

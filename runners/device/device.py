@@ -56,8 +56,8 @@ class Device(Protocol):
     def drop(self, tensor: torch.Tensor) -> None:
         """Its content is not needed any more; the memory is free once nothing refers to it."""
 
-    def copy_in(self, pairs: Sequence[Pair], after: Sequence[Event] = ()) -> Event:
-        """Copy from the host, after all work given to the computing stream so far, and the events."""
+    def copy_in(self, pairs: Sequence[Pair]) -> Event:
+        """Copy from the host, after all work given to the computing stream so far."""
 
     def copy_out(self, pairs: Sequence[Pair]) -> Event:
         """Copy to the host, after all work given to the computing stream so far."""

@@ -115,18 +115,18 @@ class MeteredDevice:
 
     # ---- copies ----
 
-    def copy_in(self, pairs: Sequence[Pair], after: Sequence[Event] = ()) -> Event:
-        event = self._enqueue(self._load, pairs, after)
+    def copy_in(self, pairs: Sequence[Pair]) -> Event:
+        event = self._enqueue(self._load, pairs)
         self._times.bytes_in += bytes_of(pairs)
         return event
 
     def copy_out(self, pairs: Sequence[Pair]) -> Event:
-        event = self._enqueue(self._out, pairs, ())
+        event = self._enqueue(self._out, pairs)
         self._times.bytes_out += bytes_of(pairs)
         return event
 
-    def _enqueue(self, queue: _Queue, pairs: Sequence[Pair], after: Sequence[Event]) -> _Event:
-        begin = max([queue.free, self._now, *(event.at for event in after if isinstance(event, _Event))])
+    def _enqueue(self, queue: _Queue, pairs: Sequence[Pair]) -> _Event:
+        begin = max(queue.free, self._now)
         queue.free = begin + self.seconds(len(pairs), bytes_of(pairs))
         queue.given += 1
         queue.pending.append((queue.given, list(pairs)))

@@ -27,7 +27,7 @@ PARTS = "fetched"  #: directory of the home, for tars on their way
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedDirectory:
     """A directory to be filled from a tar."""
 
     digest: str
@@ -52,12 +52,12 @@ class Fetcher(threading.Thread):
     def __init__(self, client: Client, home: Path, node: str, session: int, wake: Callable[[], None]) -> None:
         super().__init__(name="fetch", daemon=True)
         self._client, self._home, self._node, self._session, self._wake = client, home, node, session, wake
-        self._queue: queue.SimpleQueue[Wanted] = queue.SimpleQueue()
-        self._asked: dict[Wanted, float] = {}  #: time of the last `look` (monotonic)
-        self._done: dict[Wanted, str] = {}
+        self._queue: queue.SimpleQueue[WantedDirectory] = queue.SimpleQueue()
+        self._asked: dict[WantedDirectory, float] = {}  #: time of the last `look` (monotonic)
+        self._done: dict[WantedDirectory, str] = {}
         self._fills: Path | None = None  #: directory that is worked on
 
-    def look(self, wanted: Wanted) -> str | None:
+    def look(self, wanted: WantedDirectory) -> str | None:
         """None: it is on its way; empty: it is there; else why it cannot be fetched, which is returned once before a new try."""
         if wanted in self._done:
             self._asked.pop(wanted, None)
@@ -91,7 +91,7 @@ class Fetcher(threading.Thread):
             self._fills = None
             self._wake()
 
-    def _fetch(self, wanted: Wanted) -> str:
+    def _fetch(self, wanted: WantedDirectory) -> str:
         """The answer for `look`; _Unwanted if the fetch is no longer wanted."""
         part = self._home / PARTS / f"{wanted.digest}.part"
         damaged = 0
@@ -135,11 +135,11 @@ class Fetcher(threading.Thread):
             return f"it cannot be written on this host, {error.filename or self._home}: {error.strerror}; free some space"
         return "it arrived damaged, more than once"
 
-    def _require_wanted(self, wanted: Wanted) -> None:
+    def _require_wanted(self, wanted: WantedDirectory) -> None:
         if time.monotonic() - self._asked.get(wanted, -FORGET_AFTER) > FORGET_AFTER:
             raise _Unwanted
 
-    def _piece(self, wanted: Wanted, at: int) -> bytes:
+    def _piece(self, wanted: WantedDirectory, at: int) -> bytes:
         self._require_wanted(wanted)
         asked = BundleWanted(node=self._node, session=self._session, digest=wanted.digest, offset=at)
         return self._client.post_raw(BUNDLE, msgspec.json.encode(asked), timeout=TIMEOUT)

@@ -9,7 +9,7 @@ from ...engine.client import Client
 from ...engine.protocol import SendCheckpoint
 from ..host.runs import Run
 from ..lease.rundir import BY_DIGEST, checkpoints_of, snapshot_of
-from .fetched import Fetcher, Wanted
+from .fetched import Fetcher, WantedDirectory
 from .sent_checkpoints import CheckpointSender
 
 
@@ -42,7 +42,7 @@ class Handover:
         target = snapshot_of(self._home, run.assignment)
         if target is None or not (run.assignment.snapshot or "").startswith(BY_DIGEST):
             return True
-        told = self._fetcher.look(Wanted(target.name, target, target.name, comes=False))
+        told = self._fetcher.look(WantedDirectory(target.name, target, target.name, comes=False))
         if told:
             run.fail("start-failed", f"snapshot: {told}", host_at_fault=True)
         return told == ""
@@ -55,7 +55,7 @@ class Handover:
         if wanted.refused:
             run.fail("lost", f"not started: {wanted.lies}, from where it cannot be fetched: {wanted.refused}")
         elif wanted.digest:
-            told = self._fetcher.look(Wanted(wanted.digest, target, f"{wanted.digest} {run.lease}", wanted.size))
+            told = self._fetcher.look(WantedDirectory(wanted.digest, target, f"{wanted.digest} {run.lease}", wanted.size))
             if told:
                 run.fail("lost", f"not started: {wanted.lies}: {told}", host_at_fault=True)
             return told == ""

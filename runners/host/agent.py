@@ -62,7 +62,7 @@ from .link import Outbox, Poller, greet
 from .report_tail import Acked
 from .runs import Run, RunPhase, survivors_of
 from .sent_logs import LogSender, is_owed
-from .telemetry import Telemetry, Worker
+from .telemetry import Telemetry, WatchedLease
 
 log = logging.getLogger("stoker.runner")
 
@@ -486,7 +486,7 @@ class Agent:
 
     def _sample(self, outbox: Outbox, now: float) -> None:
         live = [(run, run.identity) for run in self.runs.values() if run.phase is RunPhase.LIVE and run.identity is not None]
-        workers = [Worker(run.lease, tuple(run.assignment.gpus), identity.pid) for run, identity in live]
+        workers = [WatchedLease(run.lease, tuple(run.assignment.gpus), identity.pid) for run, identity in live]
         samples, quiet = self._telemetry.sample(workers, identity.steady_time(), now)
         seen = self._turns.look({run.lease: run.assignment.grace for run, _ in live})
         outbox.samples += [self._with_turn(sample, seen) for sample in samples]

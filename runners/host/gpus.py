@@ -71,7 +71,7 @@ class CpuSlots:
         return None
 
 
-class Wanted(NamedTuple):
+class WantedGpus(NamedTuple):
     """GPUs to offer, by the names that people use."""
 
     source: str  #: the option or variable that names them
@@ -79,11 +79,11 @@ class Wanted(NamedTuple):
     cuda_order: bool = False  #: numbers are CUDA's (fastest first), not NVML's (by bus)
 
     @classmethod
-    def option(cls, text: str) -> Wanted:
+    def option(cls, text: str) -> WantedGpus:
         return cls("--gpus", tuple(name for part in text.split(",") if (name := part.strip())))
 
     @classmethod
-    def environment(cls, environment: Mapping[str, str]) -> Wanted | None:
+    def environment(cls, environment: Mapping[str, str]) -> WantedGpus | None:
         """CUDA_VISIBLE_DEVICES as CUDA reads it: an empty value names no GPU, and -1 ends the list. None: it is not set."""
         text = environment.get("CUDA_VISIBLE_DEVICES")
         if text is None:
@@ -101,7 +101,7 @@ class Wanted(NamedTuple):
 class NvmlGpus:
     """NVIDIA GPUs. ``nvml`` is the module pynvml, already initialised, or a fake of it."""
 
-    def __init__(self, nvml: Any, wanted: Wanted | None = None):
+    def __init__(self, nvml: Any, wanted: WantedGpus | None = None):
         self._nvml = nvml
         self._handles: dict[str, Any] = {}
         self._minor: dict[str, int | None] = {}
@@ -116,7 +116,7 @@ class NvmlGpus:
         if wanted is not None:
             self._check(wanted, models)
 
-    def _check(self, wanted: Wanted, models: set[str]) -> None:
+    def _check(self, wanted: WantedGpus, models: set[str]) -> None:
         """UsageError unless each name means one GPU."""
         if wanted.cuda_order and len(models) > 1 and any(name.isdecimal() for name in wanted.names):
             raise UsageError(
@@ -129,7 +129,7 @@ class NvmlGpus:
         if several := [name for name in wanted.names if named.count(name) > 1]:
             raise UsageError(f"{wanted.source}: {several[0]} is the beginning of several UUIDs; give more of it")
 
-    def _add(self, index: int, wanted: Wanted | None) -> str:
+    def _add(self, index: int, wanted: WantedGpus | None) -> str:
         """Offer a GPU if it is wanted; returns its model."""
         handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
         uuid, name = _text(self._nvml.nvmlDeviceGetUUID(handle)), _text(self._nvml.nvmlDeviceGetName(handle))
@@ -217,7 +217,7 @@ def find(node: str, slots: int | None = None, only: str | None = None, nvml: Any
     """
     if slots is not None:
         return CpuSlots(node, slots, slot_memory)
-    wanted = Wanted.environment(os.environ) if only is None else Wanted.option(only)
+    wanted = WantedGpus.environment(os.environ) if only is None else WantedGpus.option(only)
     if wanted is not None and not wanted.names:
         return CpuSlots(node, cores(), slot_memory)
     nvml = nvml or _initialised()

@@ -313,12 +313,12 @@ class Outbox:
             runs[lease].acked.save()
 
 
-def news(run: Run, room: int) -> tuple[list[tail.Batch], bool]:
+def news(run: Run, room: int) -> tuple[list[tail.ReadRecords], bool]:
     """About ``room`` records that are not acknowledged yet, and whether those are all.
 
     Unreadable files do not count: the end of the lease must not wait for them.
     """
-    batches: list[tail.Batch] = []
+    batches: list[tail.ReadRecords] = []
     complete = True
     with run.isolated():
         for rank in tail.ranks(run.dir):

@@ -58,7 +58,7 @@ class Acked:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class ReadRecords:
     """Records of one rank, and the offset up to which its file was read."""
 
     rank: int
@@ -82,7 +82,7 @@ def sizes(run: RunDir) -> dict[int, int]:
     return found
 
 
-def read(run: RunDir, rank: int, offset: int, told: int = 0) -> Batch:
+def read(run: RunDir, rank: int, offset: int, told: int = 0) -> ReadRecords:
     """Whole lines from ``offset`` on. A line without its end is incomplete: it is still being written, or its writer died.
 
     ``told``: bytes whose omitted lines the log has named already.
@@ -95,7 +95,7 @@ def read(run: RunDir, rank: int, offset: int, told: int = 0) -> Batch:
     if end == 0 and len(chunk) == _CHUNK:
         log.error("%s: a line of more than %d bytes at %d is skipped", path, _CHUNK, offset)
         words = f"a line of {path.name} has more than {_CHUNK} bytes and is left out" if offset + _CHUNK > told else ""
-        return Batch(rank, [], offset + _CHUNK, more=True, left_out=words)
+        return ReadRecords(rank, [], offset + _CHUNK, more=True, left_out=words)
     records, refused, position = [], [], offset
     for line in chunk[:end].splitlines(keepends=True):
         position += len(line)
@@ -106,7 +106,7 @@ def read(run: RunDir, rank: int, offset: int, told: int = 0) -> Batch:
             refused.append(found)
     if refused:
         log.warning("%s: %d lines are not reports and are skipped, the first: %s", path, len(refused), refused[0])
-    return Batch(rank, records, offset + end, more=len(chunk) == _CHUNK, left_out=_in_words(path, refused))
+    return ReadRecords(rank, records, offset + end, more=len(chunk) == _CHUNK, left_out=_in_words(path, refused))
 
 
 def _in_words(path: Path, refused: list[str]) -> str:

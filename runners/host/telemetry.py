@@ -16,7 +16,7 @@ _QUIET_CORES = 0.05  #: cores below which a process tree idles: heartbeat thread
 _QUIET_POWER = 0.2  #: share of the power limit below which a "busy" GPU only spins
 
 
-class Worker(NamedTuple):
+class WatchedLease(NamedTuple):
     """A live lease, as telemetry sees it."""
 
     lease: int
@@ -31,7 +31,7 @@ class Telemetry:
         self._devices = devices
         self._cpu: dict[int, tuple[float, float]] = {}  #: lease -> (monotonic time, CPU seconds of its tree)
 
-    def sample(self, workers: Iterable[Worker], ts: float, clock: float) -> tuple[list[Sample], set[int]]:
+    def sample(self, workers: Iterable[WatchedLease], ts: float, clock: float) -> tuple[list[Sample], set[int]]:
         """One sample a GPU (only used ones of CPU slots), and the quiet leases, whose GPUs and CPU are idle."""
         samples, quiet = [], set()
         workers = list(workers)
@@ -53,7 +53,7 @@ class Telemetry:
         self._cpu = {w.lease: self._cpu[w.lease] for w in workers if w.lease in self._cpu}
         return samples, quiet
 
-    def _tree(self, worker: Worker, table: dict[int, Stat], clock: float) -> tuple[float | None, int]:
+    def _tree(self, worker: WatchedLease, table: dict[int, Stat], clock: float) -> tuple[float | None, int]:
         """Cores that the worker's tree has used since the last sample, None at the first, and its memory."""
         tree = processes.descendants(worker.supervisor, table)
         # The supervisor's own CPU time counts too: it includes that of reaped children.

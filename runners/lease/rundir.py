@@ -141,10 +141,10 @@ def snapshot_of(home: Path, assignment: Assignment) -> Path | None:
     return home / "snapshots" / assignment.snapshot.removeprefix(BY_DIGEST)
 
 
-def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
+def write_atomically(path: Path, content: bytes) -> None:
     """Write, fsync, rename, fsync the directory."""
     temporary = _temporary(path)
-    with open(os.open(temporary, _WRITE, mode), "wb") as file:
+    with open(os.open(temporary, _WRITE, 0o600), "wb") as file:
         file.write(content)
         file.truncate()  # not before: the reserved space would be given back
         file.flush()
@@ -157,12 +157,12 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
         os.close(directory)
 
 
-def reserve(path: Path, size: int, mode: int = 0o600) -> None:
+def reserve(path: Path, size: int) -> None:
     """Take the ``size`` bytes on the disk into which this process's `write_atomically` will write the file.
 
     Raises OSError when they cannot be had.
     """
-    with open(os.open(_temporary(path), _WRITE, mode), "wb") as file:
+    with open(os.open(_temporary(path), _WRITE, 0o600), "wb") as file:
         os.posix_fallocate(file.fileno(), 0, size)
 
 

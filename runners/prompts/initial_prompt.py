@@ -39,7 +39,7 @@ _CHOICE_FILE = "initial-prompt.json"  #: beside the checkpoints, so that later a
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class InitialPrompt:
     """The vectors (tokens, hidden) with which a tuning begins, and how they were found."""
 
     vectors: torch.Tensor
@@ -59,12 +59,12 @@ class Beginning:
     home: Path | None = None  #: where the daemon keeps the banks
     clock: Callable[[], float] = time.time
 
-    def start(self, init: str, kept: Path) -> Start:
+    def start(self, init: str, kept: Path) -> InitialPrompt:
         """The start by ``init``; ``kept``: the job's directory of checkpoints."""
         if init == "vocabulary":
             return self._vocabulary()
         if init == "random":
-            return Start(soft_prompt.of_numbers(self.llm, self.tokens, self.seed), {"init": "random"})
+            return InitialPrompt(soft_prompt.of_numbers(self.llm, self.tokens, self.seed), {"init": "random"})
         if init == "bank":
             return self._by_bank(kept / _CHOICE_FILE)
         text = init.removeprefix(TEXT_PREFIX).strip().strip("\"'")
@@ -72,15 +72,15 @@ class Beginning:
             raise UsageError(f"params.init: no text stands after {TEXT_PREFIX!r}")
         return self._text(text, {"init": "text"})
 
-    def _vocabulary(self, **how: Any) -> Start:
-        return Start(soft_prompt.of_vocabulary(self.llm, self.tokens, self.seed), {"init": "vocabulary", **how})
+    def _vocabulary(self, **how: Any) -> InitialPrompt:
+        return InitialPrompt(soft_prompt.of_vocabulary(self.llm, self.tokens, self.seed), {"init": "vocabulary", **how})
 
-    def _text(self, text: str, how: Mapping[str, Any], vectors: Sequence[Sequence[float]] | None = None) -> Start:
+    def _text(self, text: str, how: Mapping[str, Any], vectors: Sequence[Sequence[float]] | None = None) -> InitialPrompt:
         """``vectors`` (tokens, hidden): of a prompt of the bank that was tuned."""
         prompt = text if vectors is None else np.array(vectors, dtype=np.float32)
-        return Start(soft_prompt.of_prompt(self.llm, prompt, self.tokens), {**how, "text": text})
+        return InitialPrompt(soft_prompt.of_prompt(self.llm, prompt, self.tokens), {**how, "text": text})
 
-    def _by_bank(self, path: Path) -> Start:
+    def _by_bank(self, path: Path) -> InitialPrompt:
         try:
             how = json.loads(path.read_bytes())
             log.info("the initial prompt was chosen by an earlier attempt")

@@ -34,7 +34,7 @@ _Read = tuple[int, object, object, str]  #: line in which a sample begins, its t
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class ColumnNames:
     """Names of a file's columns."""
 
     text: str = "text"
@@ -49,11 +49,11 @@ class Columns:
         return f'each sample is {{"{self.text}": …, "{self.label}": …}}'
 
 
-TEXT_AND_LABEL = Columns()
+TEXT_AND_LABEL = ColumnNames()
 
 
 def read_labelled(
-    data: str, folder: str = "", columns: Columns = TEXT_AND_LABEL, held_out: str = "", most: int | None = MOST_LETTERS
+    data: str, folder: str = "", columns: ColumnNames = TEXT_AND_LABEL, held_out: str = "", most: int | None = MOST_LETTERS
 ) -> Texts:
     """A packaged set, or a file, whose path may be relative to a folder. UsageError says in one line why it cannot be trained on.
 
@@ -83,7 +83,7 @@ def split_by_file(rows: Sequence[Labelled], held_out: Sequence[Labelled], name: 
     return Texts(classes, *numbered)
 
 
-def _read_file(field: str, data: str, folder: str, columns: Columns) -> list[Labelled]:
+def _read_file(field: str, data: str, folder: str, columns: ColumnNames) -> list[Labelled]:
     path = Path(folder, Path(data).expanduser())
     if path.suffix.lower() not in KINDS:
         known = ", ".join(TEXT_DATASETS)
@@ -98,7 +98,7 @@ def _read_file(field: str, data: str, folder: str, columns: Columns) -> list[Lab
     return rows
 
 
-def samples_of(path: Path, columns: Columns = TEXT_AND_LABEL, field: str = "data") -> list[Labelled]:
+def samples_of(path: Path, columns: ColumnNames = TEXT_AND_LABEL, field: str = "data") -> list[Labelled]:
     """All samples, in order, without blanks around texts and labels. OSError: the file cannot be read.
 
     UsageError names the first line that cannot be used, and how many there are. A text with two labels, and two spellings of one label, are
@@ -128,7 +128,7 @@ def samples_of(path: Path, columns: Columns = TEXT_AND_LABEL, field: str = "data
     return rows
 
 
-def _of_parquet(field: str, path: Path, columns: Columns) -> str:
+def _of_parquet(field: str, path: Path, columns: ColumnNames) -> str:
     """The two columns as lines of JSON. A program of the engine reads them, as only the engine has DuckDB."""
     path.stat()
     command = [sys.executable, "-P", "-m", "stoker.engine.adhoc.parquet_rows", str(path), *columns.both]
@@ -150,7 +150,7 @@ def _content(field: str, path: Path) -> str:
         ) from None
 
 
-def _csv(field: str, path: Path, content: str, columns: Columns) -> Iterator[_Read]:
+def _csv(field: str, path: Path, content: str, columns: ColumnNames) -> Iterator[_Read]:
     rows = csv.reader(io.StringIO(content, newline=""), strict=True)
     header: list[str] = []
     while True:
@@ -174,7 +174,7 @@ def _csv(field: str, path: Path, content: str, columns: Columns) -> Iterator[_Re
         _header(field, path, [], columns)
 
 
-def _header(field: str, path: Path, row: list[str], columns: Columns) -> list[str]:
+def _header(field: str, path: Path, row: list[str], columns: ColumnNames) -> list[str]:
     names = [name.strip() for name in row]
     told = ", ".join(names) or "nothing"
     for column in columns.both:
@@ -186,7 +186,7 @@ def _header(field: str, path: Path, row: list[str], columns: Columns) -> list[st
     return names
 
 
-def _jsonl(field: str, path: Path, content: str, columns: Columns) -> Iterator[_Read]:
+def _jsonl(field: str, path: Path, content: str, columns: ColumnNames) -> Iterator[_Read]:
     for number, line in enumerate(io.StringIO(content, newline=None), 1):
         if not line.strip():
             continue
@@ -206,7 +206,7 @@ def _mapping(pairs: list[tuple[str, Any]]) -> dict[Any, Any]:
     return dict(pairs) | {(name, True): None for name, count in names.items() if count > 1}
 
 
-def _fault(name: str, value: object, columns: Columns) -> str:
+def _fault(name: str, value: object, columns: ColumnNames) -> str:
     if isinstance(value, dict | list):
         return f"has no {name} but a list or a mapping; {columns.shape}"
     if value is None or value != value or not str(value).strip():  # noqa: PLR0124 - NaN

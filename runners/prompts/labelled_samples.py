@@ -13,7 +13,7 @@ import torch
 
 from ...engine.errors import UsageError
 from ..backbones.pretrained import Llm, ids_of
-from .labelled_files import TEXT_AND_LABEL, Columns, read_labelled
+from .labelled_files import TEXT_AND_LABEL, ColumnNames, read_labelled
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ def load_samples(
     max_tokens: int,
     prompt_tokens: int = 0,
     balance: bool = True,
-    columns: Columns = TEXT_AND_LABEL,
+    columns: ColumnNames = TEXT_AND_LABEL,
     held_out: str = "",
 ) -> Samples:
     """A packaged set, or a file, with each text cut to ``max_tokens``. UsageError says in one line why it cannot be tuned on."""

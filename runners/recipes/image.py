@@ -16,7 +16,7 @@ from ..backbones import hub_model
 from ..backbones.hub_body import HubPictures
 from ..finetune.left_adapter import LeftAdapter, digest_of, kind_of_labels
 from ..finetune.petl import FULL, Petl, adapt_body, take_head
-from ..prompts.labelled_files import Columns
+from ..prompts.labelled_files import ColumnNames
 from ..train.batches import interruptible
 from ..train.task import Task
 from . import pictures
@@ -69,7 +69,7 @@ def build(
     for name, value in (("backbone", backbone), ("data", data)):
         if not value:
             raise UsageError(f"params.{name}: is missing; see docs/backbones.md")
-    folder, found = pictures.read(data, Columns(text_column, label_column), held_out)
+    folder, found = pictures.read(data, ColumnNames(text_column, label_column), held_out)
     hub = hub_model.of_pictures(hub_model.taken(backbone, dtype, attention), "image-classifier")
     asked = Petl(petl, r, targets, adapter)
     side, mean, spread = _seen(hub)

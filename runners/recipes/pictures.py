@@ -11,7 +11,7 @@ import torch
 
 from ...engine.errors import UsageError
 from ..packages import imported
-from ..prompts.labelled_files import KINDS, Columns, read_labelled, require_classes, split_by_file
+from ..prompts.labelled_files import KINDS, ColumnNames, read_labelled, require_classes, split_by_file
 from ..texts import Labelled, Texts, split_by_class
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
@@ -51,7 +51,7 @@ def picture(source: Path | IO[bytes], side: int, mode: str, where: str | None = 
     return torch.from_numpy(pixels[None] if mode == "L" else pixels.transpose(2, 0, 1).copy())
 
 
-def read(data: str, columns: Columns, held_out: str) -> tuple[Path, Texts]:
+def read(data: str, columns: ColumnNames, held_out: str) -> tuple[Path, Texts]:
     """The pictures' folder, and the paths below it, with labels, to train on and held out."""
     path = Path(data).expanduser()
     if path.suffix.lower() in KINDS:

@@ -16,8 +16,8 @@ from ..backbones import hub_model
 from ..backbones.pretrained import Llm, llm_of, placed
 from ..lease.rundir import ENV_RUN_DIR
 from ..prompts.adapter_file import write_adapter
-from ..prompts.initial_prompt import Beginning, Start, home_of_job
-from ..prompts.labelled_files import Columns
+from ..prompts.initial_prompt import Beginning, InitialPrompt, home_of_job
+from ..prompts.labelled_files import ColumnNames
 from ..prompts.labelled_samples import Sample, Samples, batch_of, load_samples
 from ..prompts.soft_prompt import SoftPrompt, loss
 from ..train.batches import interruptible
@@ -53,7 +53,7 @@ def build(
 ) -> Task:
     llm = placed(llm_of(hub_model.taken(backbone, dtype, attention)))  # the lookup computes too
     samples = load_samples(llm, data, max_tokens=max_tokens, prompt_tokens=tokens, balance=balance,
-                           columns=Columns(text_column, label_column), held_out=held_out)  # fmt: skip
+                           columns=ColumnNames(text_column, label_column), held_out=held_out)  # fmt: skip
     beginning = Beginning(llm, samples, tokens, score_samples, seed, _deadline(), home_of_job())
     start = beginning.start(init, script.checkpoint_dir() if init == "bank" else Path())
     kept = samples.held_out[:eval_limit]
@@ -97,7 +97,7 @@ def _accuracy(model: nn.Module, held_out: Sequence[Sample]) -> dict[str, float]:
     return {"accuracy": right / len(held_out), "eval_loss": total / len(held_out)}
 
 
-def _write(model: nn.Module, folder: Path, *, llm: Llm, samples: Samples, start: Start) -> None:
+def _write(model: nn.Module, folder: Path, *, llm: Llm, samples: Samples, start: InitialPrompt) -> None:
     assert isinstance(model, SoftPrompt)
     near = write_adapter(folder / ADAPTER, llm, model.prompt, samples, start.how)
     if samples.train.cut:

@@ -17,7 +17,7 @@ from ..backbones.hub_body import HubTexts
 from ..finetune.kept_features import KeptFeatures
 from ..finetune.left_adapter import LeftAdapter, digest_of, kind_of_labels
 from ..finetune.petl import FULL, Adapted, Petl, adapt_body, take_head
-from ..prompts.labelled_files import Columns, read_labelled
+from ..prompts.labelled_files import ColumnNames, read_labelled
 from ..train.batches import interruptible
 from ..train.task import Task
 
@@ -68,7 +68,7 @@ def build(
     checkpoint_every: int,
     seed: int,
 ) -> Task:
-    columns = Columns(text_column, label_column)
+    columns = ColumnNames(text_column, label_column)
     found = read_labelled(data, columns=columns, held_out=held_out, most=None) if data else texts.load(dataset)
     asked = Petl(petl, r, targets, adapter)
     encoder, tokenizer, adapted, revision = _beginning(backbone, dtype, attention, layers, max_tokens, asked)

@@ -18,7 +18,7 @@ from ..train import rng
 from ..train.step import PartialStep
 from . import sample_ledger
 from .membership import Decision
-from .replica_group import Group
+from .replica_group import JoinedGroup
 
 BUNDLE = 4 << 20  #: numbers after which the next bundle of gradients begins
 Sent = tuple[torch.Tensor, Any]  #: a bundle, and its pending sum
@@ -43,7 +43,7 @@ class ReplicaStep:
     accumulate = 1
 
     def __init__(
-        self, work: PartialStep, group: Group, seed: int, most: int, load: Callable[[range], Any], meet: Callable[[], Decision]
+        self, work: PartialStep, group: JoinedGroup, seed: int, most: int, load: Callable[[range], Any], meet: Callable[[], Decision]
     ) -> None:
         self.work, self.group, self.seed, self.most, self.load, self.meet = work, group, seed, most, load, meet
         self.batch = group.settings.batch

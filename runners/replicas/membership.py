@@ -26,7 +26,7 @@ from typing import Literal
 import msgspec
 
 from ...engine.protocol import ReplicaGroup
-from .sample_ledger import Ranges, Share, shares
+from .sample_ledger import MemberShare, Ranges, shares
 
 SUMS = "sums"  #: the fact that says how a member sums; early versions do not send it
 RULES = 2  #: raised with each change of what members tell each other, how they meet, or what `decide` makes of it
@@ -74,7 +74,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
     members: tuple[Member, ...] = ()  #: the members of the step, in the order of their indexes
     source: Member | None = None  #: the member that has the group's state
-    shares: dict[int, Share] = {}  #: by lease; members that copy the state have none
+    shares: dict[int, MemberShare] = {}  #: by lease; members that copy the state have none
     reached: bool = False
     left: bool = False  #: some former members need not be waited for any more
     aside: bool = False  #: the others go on without this member

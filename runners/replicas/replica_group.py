@@ -61,7 +61,7 @@ class Settings:
     state_bytes: int = 0  #: approximate size of the model and its optimizer
 
 
-class Group:
+class JoinedGroup:
     """Not for several threads. ``told`` returns the daemon's newest word, ``stop`` whether the job is asked to stop; ``waits`` is called
     with the reason from time to time while it may not go on."""
 

@@ -27,7 +27,7 @@ from ..worker import script
 from ..worker.ranks import Ranks
 from .averaging import BUNDLE, Behind, ReplicaStep
 from .membership import RULES, SUMS, Decision, after
-from .replica_group import Finished, Group, Settings
+from .replica_group import Finished, JoinedGroup, Settings
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class ReplicaTrainer(Trainer):
         self.history, self.takers = "", tuple[int, ...]()
         self.agreed = False  #: all members know that the target of the stopping rule is reached
         facts = _facts(task, stop)
-        self.group = Group(settings, told, script.should_stop, self._waits)
+        self.group = JoinedGroup(settings, told, script.should_stop, self._waits)
         try:
             self.share = ReplicaStep(work or PlainStep(task, ranks), self.group, task.seed, most, self._load, self._meet)
             super().__init__(task, stop, checkpoints, ranks, work=self.share, begin_from=begin_from)

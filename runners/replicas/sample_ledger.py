@@ -15,7 +15,7 @@ Ranges = tuple[tuple[int, int], ...]  #: [begin, end) of positions, in order and
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class MemberShare:
     """The part of a step's sum that one member computes."""
 
     kept: Ranges  #: the part of its finished work that counts; empty: it begins its sum anew
@@ -26,7 +26,7 @@ class Share:
         return joined((*self.kept, *self.todo))
 
 
-def shares(batch: int, done: Sequence[Ranges]) -> list[Share]:
+def shares(batch: int, done: Sequence[Ranges]) -> list[MemberShare]:
     """The share of each member, given the work of each: together they have every position of the batch once.
 
     A position that two members have done counts for the first. The other's sum cannot be split, so that member begins anew.
@@ -37,7 +37,7 @@ def shares(batch: int, done: Sequence[Ranges]) -> list[Share]:
         keeps = () if overlap(taken, ranges) else ranges
         taken = joined((*taken, *keeps))
         kept.append(keeps)
-    return [Share(keeps, todo) for keeps, todo in zip(kept, divided(rest(batch, taken), len(done)), strict=True)]
+    return [MemberShare(keeps, todo) for keeps, todo in zip(kept, divided(rest(batch, taken), len(done)), strict=True)]
 
 
 def divided(ranges: Ranges, parts: int) -> list[Ranges]:

@@ -35,7 +35,7 @@ ROWS = 128  #: members at once
 PLACES = 32  #: batches at most
 _BEING_MADE = 64  #: batches that are being made at once
 _SLOT_BYTES, _SLOTS, _MAKING_NS, _MADE, _NEWEST, _WORD = range(6)  #: words of the head; `_WORD` is the futex
-_ROW, _ROW_WORDS = 64, 7  #: first word of the rows; words of a row, the fields of `Member`
+_ROW, _ROW_WORDS = 64, 7  #: first word of the rows; words of a row, the fields of `MemberRow`
 _SLOT, _SLOT_WORDS = _ROW + ROWS * _ROW_WORDS, 4  #: batch + 1 (0: none), bytes, writes so far, its writer (byte of a lock)
 _MAKER = _SLOT + PLACES * _SLOT_WORDS  #: 1 + each batch being made, by its number modulo `_BEING_MADE`
 _WORDS = _MAKER + _BEING_MADE
@@ -51,7 +51,7 @@ _WAIT, _WAKE = 0, 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Member(NamedTuple):
+class MemberRow(NamedTuple):
     """A row of the page."""
 
     next: int  #: batch
@@ -96,7 +96,7 @@ class BatchRing:
             for row in range(ROWS) if ours else ():
                 if self._lock(_LOCK_ROW + row):
                     self.row = row
-                    self._write(Member(first, lease, 0, 0, 0, 0, 0))
+                    self._write(MemberRow(first, lease, 0, 0, 0, 0, 0))
                     return
         raise NoRoom(f"{ROWS} jobs use it already" if ours else "another job has locked it and is stopped")
 
@@ -130,17 +130,17 @@ class BatchRing:
         os.close(self._file)
 
     @property
-    def member(self) -> Member:
+    def member(self) -> MemberRow:
         """This member's counts."""
         at = self._at(self.row)
-        return Member(*self._words[at : at + _ROW_WORDS])
+        return MemberRow(*self._words[at : at + _ROW_WORDS])
 
     def keep_apart(self) -> None:
         """From now on all batches are made for this member alone, in any of its processes."""
         with self._page():
             self._write(self.member._replace(apart=1))
 
-    def _write(self, member: Member) -> None:
+    def _write(self, member: MemberRow) -> None:
         at = self._at(self.row)
         self._words[at : at + _ROW_WORDS] = memoryview(struct.pack(f"{_ROW_WORDS}Q", *member)).cast("Q")  # in one go
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from .model_units import Slot, Units
+from .model_units import TensorPlace, Units
 
 
 @dataclass(slots=True)
@@ -21,9 +21,9 @@ class Unit:
     module: nn.Module
     native: Callable[..., Any]  #: the module's own call
     forward: Callable[..., Any]  #: the same without its forward hooks
-    moving: Sequence[Slot] = ()  #: buffers that a call changes
+    moving: Sequence[TensorPlace] = ()  #: buffers that a call changes
     changing: Sequence[nn.Module] = ()  #: modules whose other attributes a call changes
-    shared: Sequence[Slot] = ()  #: weights that others use too, so that autograd adds up their gradients
+    shared: Sequence[TensorPlace] = ()  #: weights that others use too, so that autograd adds up their gradients
 
 
 Called = Callable[[Unit, tuple[Any, ...], dict[str, Any]], Any]

@@ -150,10 +150,6 @@ class Profiler(SwapExecutor):
         self._marks: tuple[int, int] | None = None  #: bytes in use, and at most, when the part had been computed again
         self._from = self._native = 0
 
-    def warmed_up(self) -> None:
-        """Forget the first round: libraries take their own memory in it."""
-        self.seen = [_PartSeen() for _ in self.parts]
-
     def _load(self, k: int) -> None:
         if k < 0:
             return super()._load(k)
@@ -225,7 +221,7 @@ def _profiled(units: Units, cuts: Sequence[int], begin: Begin, device: Device, r
         with device.step():  # of its own: no part of what a training's step tells
             profiler.run(micro)
         if not profiler.rounds:
-            profiler.warmed_up()
+            profiler.seen = [_PartSeen() for _ in profiler.parts]  # libraries take their own memory in the first round
         profiler.rounds += 1
         if (now := time.perf_counter()) - last > _TELL_EVERY:
             last = now

@@ -21,7 +21,7 @@ _NOT_CALLED = (nn.ModuleList, nn.ModuleDict)
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class TensorPlace:
     """Where a module holds a parameter or a buffer."""
 
     module: nn.Module
@@ -44,12 +44,12 @@ class Slot:
             self.module._buffers[self.attribute] = tensor
 
 
-def slots_of(model: nn.Module) -> dict[str, Slot]:
+def slots_of(model: nn.Module) -> dict[str, TensorPlace]:
     """All parameters and buffers; a tensor that stands at several places (tied) has several names, a module only one."""
-    found: dict[str, Slot] = {}
+    found: dict[str, TensorPlace] = {}
     for path, module in model.named_modules():
         for held, trains in ((module._parameters, True), (module._buffers, False)):
-            found |= {f"{path}.{name}".lstrip("."): Slot(module, name, trains) for name, value in held.items() if value is not None}
+            found |= {f"{path}.{name}".lstrip("."): TensorPlace(module, name, trains) for name, value in held.items() if value is not None}
     return found
 
 

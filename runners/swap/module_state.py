@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..train import rng
-from .model_units import Slot
+from .model_units import TensorPlace
 
 #: attributes of nn.Module itself, which are not saved
 _OF_NN = ("_parameters", "_buffers", "_modules", "_compiled_call_impl", "_forward_hooks")
@@ -106,7 +106,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def back_after_error(moving: Sequence[Slot], changing: Iterable[nn.Module]) -> Iterator[None]:
+def back_after_error(moving: Sequence[TensorPlace], changing: Iterable[nn.Module]) -> Iterator[None]:
     """If the block fails, buffers and attributes that it changes are as they were before."""
     buffers, held = [(slot, slot.get(), slot.get().clone()) for slot in moving], held_by(changing)
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -44,7 +45,7 @@ def run(spec: JobSpec, task: Task, cap: int, accumulate: int | None, device: tor
         "emulated": on.emulated,
         "pieces": len(measured.pieces),
     }
-    _say(MARK + json.dumps(answer | plan.as_dict()))
+    _say(MARK + json.dumps(answer | asdict(plan)))
 
 
 def measured_task(task: Task, device: Device) -> MeasuredChain:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from ...engine.errors import UsageError
 from .partition import MeasuredChain, Part, Parts, best_cuts, choose_accumulate, cost_of, most_accumulate, smallest_cap
@@ -56,9 +56,6 @@ class SwapPlan:
     ideal: float  #: seconds of computing, computing again included
     peak: int
     whole: int  #: peak of a plan of one part, which shows what swapping saves
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def plan_step(measured: MeasuredChain, cap: int, accumulate: int | None, least: int = 1) -> SwapPlan:

@@ -132,7 +132,7 @@ class Trainer:
         while True:
             if self._evaluation_due() and not self._evaluate():
                 return self._leave(rng.get_state())
-            if self._switch_due() and not self._switch():
+            if self.reusing is not None and self.reusing.due and not self._done() and not self._switch():
                 return self._leave(rng.get_state())
             if self._checkpoint_due():
                 self._save(rng.get_state())
@@ -278,9 +278,6 @@ class Trainer:
             return self.loading.from_step(self.step * self.work.accumulate)
         judged = functools.partial(self.reusing.probes_after, self.step)
         return self.loading.resumed(states, judged) if states else self.loading.reused(judged=judged)
-
-    def _switch_due(self) -> bool:
-        return self.reusing is not None and self.reusing.due and not self._done()
 
     def _switch(self) -> bool:
         """Go on without reuse, for good. False: asked to stop before it was done; it is made again after resuming."""

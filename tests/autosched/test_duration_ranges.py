@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from stoker.engine.autosched.moment_of_trace import DailyPredictor
-from stoker.engine.autosched.situation import History
+from stoker.engine.autosched.situation import JobHistory
 from stoker.policies.autosched.duration_ranges import (
     DurationRanges,
     NoPredictor,
@@ -133,7 +133,7 @@ def test_a_virtual_cluster_tells_what_users_do_not() -> None:
 def test_it_is_learnt_anew_once_a_day() -> None:
     pytest.importorskip("sklearn")
     jobs = of_users()
-    whole = History(jobs.submitted, jobs.gpus, jobs.duration, jobs.ended, [f"u{code}" for code in jobs.user.tolist()])
+    whole = JobHistory(jobs.submitted, jobs.gpus, jobs.duration, jobs.ended, [f"u{code}" for code in jobs.user.tolist()])
     daily = DailyPredictor()
     first = daily.at(whole.until(2 * 86400.0), 2 * 86400.0)
     assert daily.at(whole.until(2.9 * 86400.0), 2.9 * 86400.0) is first

@@ -17,7 +17,17 @@ from stoker.engine.autosched import search_process, tuning_controller
 from stoker.engine.autosched.moment_of_trace import situation_of, stand_at
 from stoker.engine.autosched.search_process import SearchFailed, SearchRequest, SearchResult, find, find_apart
 from stoker.engine.autosched.simulated_tuning import SimulatedTuning
-from stoker.engine.autosched.situation import CutOff, History, Situation, aggregated, bound_of, look_ahead, measure, no_jobs, predictor_of
+from stoker.engine.autosched.situation import (
+    CutOff,
+    JobHistory,
+    Situation,
+    aggregated,
+    bound_of,
+    look_ahead,
+    measure,
+    no_jobs,
+    predictor_of,
+)
 from stoker.engine.autosched.summary import summary_of
 from stoker.engine.autosched.tuning_controller import (
     Controller,
@@ -339,7 +349,7 @@ def test_a_search_in_its_own_process_answers_the_same() -> None:
 
 
 def test_bad_input_is_one_line() -> None:
-    few = History(np.arange(10.0), np.ones(10, dtype=int), np.ones(10), np.arange(10.0), ["u"] * 10)
+    few = JobHistory(np.arange(10.0), np.ones(10, dtype=int), np.ones(10), np.arange(10.0), ["u"] * 10)
     assert look_ahead(few, np.ones(10), 20.0)[1] == "no arrivals are expected: the history has 10 jobs, 30 are needed"
     empty = dataclasses.replace(at(make_workload("", [0.0, 9.0], [1.0, 1.0], [1, 1]), 5.0), coming=no_jobs())
     with pytest.raises(SearchFailed, match="no job is there or expected"):
@@ -442,7 +452,7 @@ def test_without_the_extra_it_searches_and_says_so(monkeypatch: pytest.MonkeyPat
     assert not answer.at_work and len(answer.found.trials) == 3
     assert answer.words == "the extra is not installed: pip install '.[autosched]' in Stoker's source tree"
     with pytest.raises(NoPredictor, match="the extra is not installed"):
-        predictor_of(History(np.arange(200.0), np.ones(200, dtype=int), np.full(200, 9.0), np.arange(200.0) + 9, ["u"] * 200))
+        predictor_of(JobHistory(np.arange(200.0), np.ones(200, dtype=int), np.full(200, 9.0), np.arange(200.0) + 9, ["u"] * 200))
 
 
 def test_what_was_measured_by_hand() -> None:

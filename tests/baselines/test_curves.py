@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from iterations import SHARES, Answer, Curve, ask, pollux
 from stoker.policies.arrays import Floats, Ints
 from stoker.policies.estimate import curve_fit
-from stoker.policies.estimate.curve_families import FAMILIES, Family
+from stoker.policies.estimate.curve_families import FAMILIES, CurveFamily
 from stoker.policies.estimate.curve_fit import Observed, fit
 from stoker.policies.estimate.learning_curves import IterationEstimate, estimate_iterations
 
@@ -78,7 +78,7 @@ def test_a_noisy_curve_is_continued_to_its_target(name: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_a_family_falls_and_its_bounds_hold_its_grid(family: Family) -> None:
+def test_a_family_falls_and_its_bounds_hold_its_grid(family: CurveFamily) -> None:
     u = np.linspace(0.01, 30.0, 400)
     basis = family.basis(u, family.starts)
     assert basis.shape == (len(family.starts), 400)
@@ -285,7 +285,7 @@ def test_what_a_fit_computes_is_bounded_however_long_the_curve_is(monkeypatch: p
     """What it takes follows from that; benchmarks/iterations.py measures it."""
     bases, computed = curve_fit._bases, list[int]()
 
-    def counts(families: Sequence[Family], family: Ints, shape: Floats, u: Floats) -> Floats:
+    def counts(families: Sequence[CurveFamily], family: Ints, shape: Floats, u: Floats) -> Floats:
         computed[-1] += len(family) * len(u)
         return bases(families, family, shape, u)
 

@@ -21,7 +21,7 @@ from stoker.policies import registry
 from stoker.policies.contract import Demand, Phase
 from stoker.policies.estimate.goodput import Goodput, StepTime
 from stoker.policies.estimate.throughput import Profile, Throughput
-from stoker.policies.queues.elastic import Curve, Pool, pack, water_fill
+from stoker.policies.queues.elastic import Pool, SpeedCurve, pack, water_fill
 from stoker.policies.queues.exchange import exchange
 from stoker.policies.queues.timeline import Timeline, fill, follow
 from views import GIB, NOW, Job, Kept, World, complete, make_view, reasons, views, written_out
@@ -482,7 +482,7 @@ def test_gpus_that_are_too_small_for_a_job_make_no_node_for_it():
 
 
 def test_fewer_gpus_are_the_fastest_of_them():
-    curve = Curve(np.array([2, 3, 4, 5, 6, 7, 8]), np.array([1.0, 1.5, 2.0, 1.0, 1.5, 2.0, 2.5]))
+    curve = SpeedCurve(np.array([2, 3, 4, 5, 6, 7, 8]), np.array([1.0, 1.5, 2.0, 1.0, 1.5, 2.0, 2.5]))
     assert [curve.fewer(n) for n in (8, 7, 5, 4, 3, 2)] == [7, 4, 4, 3, 2, 0]
 
 

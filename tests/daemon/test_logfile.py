@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stoker.engine.logfile import CHUNK, TAIL, Piece, Place, read_log, read_timed, read_times, since
+from stoker.engine.logfile import CHUNK, TAIL, LogPart, Place, read_log, read_timed, read_times, since
 from stoker.runners.lease import lease_log
 from stoker.runners.lease.lease_log import RotatingLog
 
@@ -122,7 +122,7 @@ def test_the_last_lines_are_those_that_were_written(tmp_path_factory: pytest.Tem
     found = read_log(path, None, lines)
     assert found.text == wanted[: len(wanted) - _unfinished(wanted)].decode(errors="replace")
     if wanted and not _unfinished(wanted):
-        assert read_log(path, found.place) == Piece("", found.place)
+        assert read_log(path, found.place) == LogPart("", found.place)
 
 
 def _unfinished(data: bytes) -> int:

@@ -71,7 +71,7 @@ def asked() -> study.Study:
     return study.Study(workload, Cluster.parse("1x2"), Options(), study.runs_of(study.choose(["fifo", "srtf"], []), range(2)))
 
 
-def ends(outcomes: list[study.Outcome]) -> list[tuple[int, list[float]]]:
+def ends(outcomes: list[study.StudyOutcome]) -> list[tuple[int, list[float]]]:
     return sorted((one.run.number, one.result.fates.ended.tolist()) for one in outcomes if one.result)
 
 

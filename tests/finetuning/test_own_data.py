@@ -13,12 +13,12 @@ import torch
 from PIL import Image
 from stoker.engine.errors import StokerError, UsageError
 from stoker.engine.spec.model import Memory
-from stoker.runners.prompts.labelled_files import Columns, read_labelled, samples_of
+from stoker.runners.prompts.labelled_files import ColumnNames, read_labelled, samples_of
 from stoker.runners.recipes.pictures import picture
 from tiny_models import build, same, trainer, weights
 
 pytestmark = pytest.mark.xdist_group("tiny models")
-NAMED = Columns("review", "is it good")
+NAMED = ColumnNames("review", "is it good")
 ROWS = [(f"text {number}", "yes" if number % 2 else "no") for number in range(20)]
 
 
@@ -72,7 +72,7 @@ def test_a_file_that_is_held_out_is_held_out_as_a_whole(tmp_path, caplog):
         ("x.csv", "review,is it good\na,yes\nb,no\na,yes\n", {"held_out": "y.jsonl"}, r"params.held_out: y.jsonl has the label 'maybe'"),
         ("x.csv", "review,is it good\na,yes\nb,no\n", {"held_out": "z.jsonl"}, r"params.held_out: .*z.jsonl cannot be read: No such file"),
         ("x.csv", "review,is it good\na,yes\nb,no\n", {"held_out": "empty.csv"}, r"params.held_out: empty.csv has no column"),
-        ("x.csv", "review,is it good\na,yes\nb,no\n", {"columns": Columns("review", "review")}, r"params.label_column: 'review' is"),
+        ("x.csv", "review,is it good\na,yes\nb,no\n", {"columns": ColumnNames("review", "review")}, r"params.label_column: 'review' is"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_used_is_told_by_file_and_line(name, content, given, line, tmp_path, monkeypatch):

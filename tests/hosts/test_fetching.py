@@ -30,7 +30,7 @@ from stoker.engine.hosts.bundles import PIECE, Damaged, digest_of, fetch, send, 
 from stoker.engine.protocol import Assignment, BundleWanted, CheckpointSent, Report, SendCheckpoint
 from stoker.engine.scheduling.view import Snapshot, snapshot
 from stoker.policies import registry
-from stoker.runners.handover.fetched import Fetcher, Wanted, _Unwanted, marked
+from stoker.runners.handover.fetched import Fetcher, WantedDirectory, _Unwanted, marked
 from stoker.runners.handover.sent_checkpoints import CheckpointSender
 from stoker.runners.old_files import clean, keep_snapshots
 from test_moves import COUNTS, step
@@ -332,9 +332,9 @@ def fetcher(tmp_path: Path) -> Fetcher:
 
 
 @pytest.fixture
-def wanted(checkpoints: Path, tmp_path: Path) -> Wanted:
+def wanted(checkpoints: Path, tmp_path: Path) -> WantedDirectory:
     digest, size = digest_of(tree(checkpoints))
-    return Wanted(digest, tmp_path / "h2" / "jobs" / "7" / "checkpoints", f"{digest} 3", size)
+    return WantedDirectory(digest, tmp_path / "h2" / "jobs" / "7" / "checkpoints", f"{digest} 3", size)
 
 
 def bytes_of(checkpoints: Path) -> bytes:
@@ -344,7 +344,7 @@ def bytes_of(checkpoints: Path) -> bytes:
 
 
 def test_a_runner_takes_nothing_that_is_damaged_and_asks_once_more(
-    checkpoints: Path, fetcher: Fetcher, wanted: Wanted, monkeypatch: pytest.MonkeyPatch
+    checkpoints: Path, fetcher: Fetcher, wanted: WantedDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, spoilt = bytes_of(checkpoints), [1]
 
@@ -368,7 +368,7 @@ def test_a_runner_takes_nothing_that_is_damaged_and_asks_once_more(
 
 
 def test_what_is_given_up_while_it_comes_is_not_put_under_the_next_lease(
-    checkpoints: Path, fetcher: Fetcher, wanted: Wanted, monkeypatch: pytest.MonkeyPatch
+    checkpoints: Path, fetcher: Fetcher, wanted: WantedDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = bytes_of(checkpoints)
 
@@ -388,7 +388,7 @@ def test_what_is_given_up_while_it_comes_is_not_put_under_the_next_lease(
     assert not fetcher.leave(wanted.target) and fetcher.leave(wanted.target.parent)
 
 
-def test_a_runner_without_room_says_so_and_keeps_nothing(fetcher: Fetcher, wanted: Wanted, tmp_path: Path) -> None:
+def test_a_runner_without_room_says_so_and_keeps_nothing(fetcher: Fetcher, wanted: WantedDirectory, tmp_path: Path) -> None:
     told = fetcher._fetch(replace(wanted, size=1 << 50))
     assert told is not None and told.startswith("there is no room for it on the disk of this host: it needs ")
     assert not list((tmp_path / "h2").rglob("*.part"))

@@ -267,7 +267,7 @@ def test_up_makes_the_certificate_and_engines_are_told_whom_to_trust(home: Home,
             assert lent_nodes.trust(home, pin) == {ENV_CA: pin}
     finally:
         command(home, "down")
-    wanted = slurm_runners.Wanted("gpu", 3600.0, home.path, f"https://127.0.0.1:{port}", pin=pin)
+    wanted = slurm_runners.WantedPilots("gpu", 3600.0, home.path, f"https://127.0.0.1:{port}", pin=pin)
     assert f"  STOKER_CA={pin} STOKER_TOKEN=$(cat " in wanted.batch_file()
 
 

@@ -14,11 +14,11 @@ from stoker.engine.errors import UsageError
 from stoker.engine.protocol import Assignment, Assignments
 from stoker.runners.host import agent as agents
 from stoker.runners.host import gpus as devices
-from stoker.runners.host.gpus import CpuSlots, GpuReading, NvmlGpus, Wanted
+from stoker.runners.host.gpus import CpuSlots, GpuReading, NvmlGpus, WantedGpus
 from stoker.runners.host.health import Health
 from stoker.runners.host.launch import CannotStart, prepare, read_env_file
 from stoker.runners.host.runs import Run, RunPhase
-from stoker.runners.host.telemetry import Telemetry, Worker, is_quiet
+from stoker.runners.host.telemetry import Telemetry, WatchedLease, is_quiet
 from stoker.runners.lease import processes
 from stoker.runners.lease.rundir import RunDir
 from stoker.runners.lease.supervisor import register, write_exit
@@ -166,7 +166,7 @@ def test_no_gpus_for_cuda_are_none_for_us(nvml: FakeNvml, monkeypatch: pytest.Mo
 
 def test_beginnings_of_uuids(nvml: FakeNvml) -> None:
     nvml.gpus[1].uuid = "GPU-8932f937-d72c"
-    assert list(NvmlGpus(nvml, Wanted.option("GPU-8932")).gpus) == ["GPU-8932f937-d72c"]
+    assert list(NvmlGpus(nvml, WantedGpus.option("GPU-8932")).gpus) == ["GPU-8932f937-d72c"]
 
 
 def test_numbers_of_cuda_are_not_those_of_nvml(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -405,7 +405,7 @@ def test_samples_of_slots_are_the_cpu_of_the_tree() -> None:
     telemetry = Telemetry(CpuSlots("n1", 2))
     burn = "import subprocess, sys, time\nsubprocess.Popen([sys.executable, '-S', '-c', 'while True: pass'])\ntime.sleep(60)"
     with subprocess.Popen([sys.executable, "-S", "-c", burn]) as child:
-        worker = Worker(7, ("n1/cpu0",), child.pid)
+        worker = WatchedLease(7, ("n1/cpu0",), child.pid)
         samples, quiet = telemetry.sample([worker], 1.0, 1.0)
         assert (samples[0].utilisation, quiet) == (None, set())
         tree = until(lambda: (tree := processes.descendants(child.pid, processes.table())) and tree[0].cpu >= 0.1 and tree)
@@ -422,7 +422,7 @@ def test_samples_of_slots_are_the_cpu_of_the_tree() -> None:
 def test_samples_of_gpus(nvml: FakeNvml) -> None:
     nvml.gpus[0].utilisation = 50
     telemetry = Telemetry(NvmlGpus(nvml))
-    samples, _ = telemetry.sample([Worker(7, ("GPU-0000",), os.getpid())], 1.0, 1.0)
+    samples, _ = telemetry.sample([WatchedLease(7, ("GPU-0000",), os.getpid())], 1.0, 1.0)
     assert [(s.gpu, s.lease, s.utilisation) for s in samples] == [("GPU-0000", 7, 0.5), ("GPU-0001", None, 0.0)]
 
 
@@ -430,7 +430,7 @@ def test_a_job_that_hangs_on_a_gpu_that_another_one_keeps_busy_is_quiet(nvml: Fa
     nvml.gpus[0].utilisation = 90
     telemetry = Telemetry(NvmlGpus(nvml))
     with subprocess.Popen(["sleep", "60"]) as child:
-        both = [Worker(lease, ("GPU-0000",), child.pid) for lease in (7, 8)]
+        both = [WatchedLease(lease, ("GPU-0000",), child.pid) for lease in (7, 8)]
         quiet = [telemetry.sample(both, 1.0, clock)[1] for clock in (1.0, 2.0)]
         child.kill()
     assert quiet == [set(), {7, 8}]

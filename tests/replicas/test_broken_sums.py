@@ -21,16 +21,16 @@ from stoker.engine.errors import UsageError
 from stoker.engine.protocol import Replica, ReplicaGroup
 from stoker.runners.replicas.member_server import MemberServer, Status, fetch
 from stoker.runners.replicas.membership import Decision, Member
-from stoker.runners.replicas.replica_group import _PAUSE, Group, Settings
+from stoker.runners.replicas.replica_group import _PAUSE, JoinedGroup, Settings
 from stoker.runners.train.batches import Interrupted
 
 STOP = threading.Event()
 
 
 @contextmanager
-def groups(count: int, timeout: float = 10.0, least: int = 0) -> Iterator[list[Group]]:
+def groups(count: int, timeout: float = 10.0, least: int = 0) -> Iterator[list[JoinedGroup]]:
     """The members of one group."""
-    made: list[Group] = []
+    made: list[JoinedGroup] = []
     STOP.clear()
 
     def word() -> ReplicaGroup:
@@ -52,7 +52,7 @@ def groups(count: int, timeout: float = 10.0, least: int = 0) -> Iterator[list[G
             goodbye=0.5,
             quorum_timeout=timeout * PATIENCE,
         )
-        made.append(Group(settings, word, STOP.is_set, ignored))
+        made.append(JoinedGroup(settings, word, STOP.is_set, ignored))
         made[-1].tell(facts={"sums": "alike"})
     try:
         yield made
@@ -62,18 +62,18 @@ def groups(count: int, timeout: float = 10.0, least: int = 0) -> Iterator[list[G
 
 
 @contextmanager
-def summing(monkeypatch: pytest.MonkeyPatch, bundles: int, timeout: float) -> Iterator[tuple[Group, list[Future[bool]]]]:
+def summing(monkeypatch: pytest.MonkeyPatch, bundles: int, timeout: float) -> Iterator[tuple[JoinedGroup, list[Future[bool]]]]:
     """Of four who are to sum one, which does not, and the sums of the others, who wait in it."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     held: list[Any] = []  # as a step holds what it has sent until it computes again
 
-    def summed(group: Group, decision: Decision) -> bool:
+    def summed(group: JoinedGroup, decision: Decision) -> bool:
         sent = [group.start(torch.ones(1000), decision) for _ in range(bundles)]
         held.extend(sent)
         return group.sum([torch.ones(3)], decision, sent)
 
     with groups(4, timeout) as members, ThreadPoolExecutor(4) as pool:
-        decisions = list(pool.map(Group.meet, members))
+        decisions = list(pool.map(JoinedGroup.meet, members))
         assert {len(decision.members) for decision in decisions} == {4}
         sums = [pool.submit(summed, *one) for one in zip(members[:3], decisions, strict=False)]
         time.sleep(0.5)
@@ -129,7 +129,7 @@ def test_nobody_waits_for_a_member_that_is_left_out(monkeypatch: pytest.MonkeyPa
         began = time.monotonic()
         try:
             for _ in range(30):
-                decisions = list(pool.map(Group.meet, members[:2]))
+                decisions = list(pool.map(JoinedGroup.meet, members[:2]))
                 assert {decision.leases for decision in decisions} == {(1, 2)}
             assert time.monotonic() - began < 30 * _PAUSE
         finally:
@@ -142,7 +142,7 @@ def test_the_same_members_meet_again_after_one_has_come_and_left(monkeypatch: py
     """The addresses of their first meeting are still in the store of the first one, which comes late here."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
 
-    def formed(group: Group, decision: Decision) -> bool:
+    def formed(group: JoinedGroup, decision: Decision) -> bool:
         time.sleep(0.3 if group is members[0] else 0.0)
         return group._form(decision)
 
@@ -170,14 +170,14 @@ def test_what_a_member_told_earlier_is_not_taken_for_what_it_tells_now_where_it_
     """Over a link that was cut: of an earlier step, in which it had done a part already. That would count, and is in no sum any more."""
     from torchft.coordination import LighthouseClient
 
-    def late(group: Group, before: Member) -> None:
+    def late(group: JoinedGroup, before: Member) -> None:
         second = timedelta(seconds=20 * PATIENCE)
         client = LighthouseClient(groups_of[0]._own, connect_timeout=second)
         name, words = group._name(), before.encoded()
         client.quorum(name, timeout=second, address="", store_address="", step=0, world_size=1, shrink_only=False, data={"member": words})
 
     with groups(2, timeout=2.0) as groups_of, ThreadPoolExecutor(8) as pool:
-        list(pool.map(Group.meet, groups_of))
+        list(pool.map(JoinedGroup.meet, groups_of))
         earlier = [msgspec.structs.replace(one.me, done=((4 * place, 4 * place + 2),)) for place, one in enumerate(groups_of)]
         meeting = pool.submit(groups_of[0].meet)
         time.sleep(0.3)  # it is there, and the other is waited for

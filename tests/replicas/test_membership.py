@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 from stoker.engine.protocol import Replica, ReplicaGroup
 from stoker.runners.replicas.membership import Member, after, decide
-from stoker.runners.replicas.replica_group import Group, Settings
+from stoker.runners.replicas.replica_group import JoinedGroup, Settings
 
 BATCH = 12
 
@@ -138,7 +138,7 @@ def test_of_four_half_go_on_when_one_of_the_others_has_ended() -> None:
 
 def test_who_is_newer_than_the_word_of_its_own_daemon_has_not_ended() -> None:
     """Its host does not hear the daemon; the others told of themselves when they took a step with it, and are cut off now."""
-    group: Any = object.__new__(Group)
+    group: Any = object.__new__(JoinedGroup)
     group.settings = Settings(group=1, lease=1, index=1, host="", port=0, batch=BATCH, least=1)
     group._told, group._stop, group._seek = lambda: word(1, epoch=1), lambda: False, lambda: None
     group._cut, group.settled, group._client, group.me = {}, set(), object(), member(1, 10, (1, 2, 3))

@@ -135,7 +135,7 @@ def test_what_cannot_be_replicated_is_refused_in_a_line(text: str, problem: str)
 def test_a_replica_without_torchft_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
-    from stoker.runners.replicas.replica_group import Group, Settings
+    from stoker.runners.replicas.replica_group import JoinedGroup, Settings
 
     monkeypatch.setitem(sys.modules, "torchft", None)
     monkeypatch.delitem(sys.modules, "torchft.coordination", raising=False)
@@ -143,7 +143,7 @@ def test_a_replica_without_torchft_says_what_to_install(monkeypatch: pytest.Monk
     with pytest.raises(
         UsageError, match=r"replicas: the package torchft is not installed here; install it with: pip install '.\[replicas\]'"
     ):
-        Group(settings, lambda: None, lambda: False, print)
+        JoinedGroup(settings, lambda: None, lambda: False, print)
 
 
 def saved(daemon: Daemon, node: str, lease: int, step: int = 5, **values: float) -> None:

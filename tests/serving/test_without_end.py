@@ -13,7 +13,7 @@ from stoker.engine.api.jobs.model_requests import _server
 from stoker.engine.errors import Conflict, NotFound, StokerError, UsageError
 from stoker.engine.forecast.explain import explain
 from stoker.engine.forecast.ongoing import drained
-from stoker.engine.forecast.work_draws import ENDLESS, Durations, Finished, Known
+from stoker.engine.forecast.work_draws import ENDLESS, DurationDraws, Finished, Known
 from stoker.engine.jobs.control import Control, control
 from stoker.engine.jobs.outcomes import End, judge
 from stoker.engine.jobs.submission import SubmitRequest, submit
@@ -168,7 +168,7 @@ def test_a_forecast_takes_it_to_be_there_for_ever():
     nothing = np.full(3, math.nan)
     known = Known(["a", "a", "a"], np.zeros(3, dtype=bool), nothing, np.zeros(3, dtype=bool), np.array([False, True, False]))
     ended = Finished(["a"] * 10, np.full(10, 60.0), np.full(10, math.nan))
-    left = Durations(jobs, known, ended).middles()
+    left = DurationDraws(jobs, known, ended).middles()
     assert left.tolist() == [ENDLESS, 0.0, pytest.approx(60.0)]
 
 

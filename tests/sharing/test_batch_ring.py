@@ -89,7 +89,7 @@ def test_each_batch_is_made_once_and_the_last_one_takes_the_file_away(
     monkeypatch.setattr(batch_ring, "_BUSY", 60.0)
     pids = [forked(lambda lease=lease: goes_through(path, lease, range(80), 4, 0.002, tmp_path / f"{lease}.txt")) for lease in range(1, 5)]
     assert [code(pid) for pid in pids] == [0] * 4
-    told = [batch_ring.Member(*map(int, (tmp_path / f"{lease}.txt").read_text().split())) for lease in range(1, 5)]
+    told = [batch_ring.MemberRow(*map(int, (tmp_path / f"{lease}.txt").read_text().split())) for lease in range(1, 5)]
     assert sum(member.made for member in told) == 80 and all(member.again == 0 for member in told)
     assert [member.made + member.found for member in told] == [80] * 4
     assert not path.exists()

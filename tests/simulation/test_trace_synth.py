@@ -24,7 +24,7 @@ from stoker.engine.traces.attributes import KEYWORDS, MIXES, SPARED, Attributes
 from stoker.engine.traces.formats import from_stoker as stoker
 from stoker.engine.traces.formats.from_stoker import SCALES
 from stoker.engine.traces.generate import Shape
-from stoker.engine.traces.models import CATALOGUES, Speed, TraceModel, profiles
+from stoker.engine.traces.models import CATALOGUES, IterationTime, TraceModel, profiles
 from stoker.engine.traces.read import read
 from stoker.engine.traces.sampling import HOUR, Choice, scale_rows
 from stoker.engine.traces.synth import from_nothing, sample
@@ -328,8 +328,8 @@ def test_iterations_follow_from_duration_and_speed() -> None:
 
 
 def test_batch_sizes_of_the_whole_job_stay() -> None:
-    whole = TraceModel("m", "small", 1.0, 64, True, Speed(0.0, 0.01, 0.1, 0.2))
-    each = TraceModel("m", "small", 1.0, 64, False, Speed(0.0, 0.01, 0.1, 0.2))
+    whole = TraceModel("m", "small", 1.0, 64, True, IterationTime(0.0, 0.01, 0.1, 0.2))
+    each = TraceModel("m", "small", 1.0, 64, False, IterationTime(0.0, 0.01, 0.1, 0.2))
     assert (whole.batch_on(4), each.batch_on(4)) == (64, 256)
     assert whole.iteration(4, spread=False) == pytest.approx(0.16 + 0.3)
     assert each.iteration(4, spread=True) == pytest.approx(0.64 + 0.6)

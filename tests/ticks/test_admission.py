@@ -24,7 +24,15 @@ from stoker.engine.forecast.ongoing import STOPS_IN, OutOfTime, Watched, drained
 from stoker.engine.forecast.start_ups import COMMAND, RECIPE, StartUps
 from stoker.engine.forecast.trial import with_job
 from stoker.engine.forecast.whatif import Prospect, Question, by_queue, look_ahead, quickest, spread_out
-from stoker.engine.forecast.work_draws import ENOUGH_ENDED_JOBS, MEDIAN_IF_UNKNOWN, SAID_SPREAD, STEPS_SPREAD, Durations, Finished, Known
+from stoker.engine.forecast.work_draws import (
+    ENOUGH_ENDED_JOBS,
+    MEDIAN_IF_UNKNOWN,
+    SAID_SPREAD,
+    STEPS_SPREAD,
+    DurationDraws,
+    Finished,
+    Known,
+)
 from stoker.engine.scheduling.guards import Evictions, PreemptionLimits
 from stoker.engine.scheduling.ticks import Rules
 from stoker.engine.sim.cluster import Cluster
@@ -240,7 +248,7 @@ class TestFromTheMiddle:
 class TestDurations:
     def draws(self, jobs: list[Job], count: int = 400, finished: Finished = NOTHING, **columns: Any) -> np.ndarray[Any, Any]:
         view = make_view([8], jobs)
-        durations = Durations(view.jobs, said(view, **columns), finished)
+        durations = DurationDraws(view.jobs, said(view, **columns), finished)
         return np.array([durations.draw(number, 0) for number in range(count)])
 
     def test_a_duration_that_was_said_is_its_median(self) -> None:
@@ -259,7 +267,7 @@ class TestDurations:
     def test_an_estimators_uncertainty_counts(self) -> None:
         view = make_view([8], [Job(1, remaining=100)])
         jobs = dataclasses.replace(view.jobs, uncertainty=np.array([0.8]))
-        durations = Durations(jobs, said(view, by_steps=np.array([True])), NOTHING)
+        durations = DurationDraws(jobs, said(view, by_steps=np.array([True])), NOTHING)
         assert np.log([durations.draw(number, 0)[0] for number in range(400)]).std() == pytest.approx(0.8, rel=0.1)
 
     def test_errors_of_estimates_are_learnt(self) -> None:
@@ -296,7 +304,7 @@ class TestDurations:
         known = said(view)
         if not len(view.jobs):
             return
-        once, again = (Durations(view.jobs, known, NOTHING) for _ in range(2))
+        once, again = (DurationDraws(view.jobs, known, NOTHING) for _ in range(2))
         first = [once.draw(number, 0) for number in (0, 1, 2)]
         assert all(np.array_equal(again.draw(number, 0), first[number]) for number in (2, 0, 1))
         assert all((drawn >= 0).all() and np.isfinite(drawn).all() for drawn in first)
@@ -325,7 +333,7 @@ class TestProspect:
 class TestLookingAhead:
     def ask(self, view: View, target: int = -1, policy: str = "fifo", **more: Any) -> Prospect:
         row = target % len(view.jobs)
-        durations = Durations(view.jobs, said(view), NOTHING)
+        durations = DurationDraws(view.jobs, said(view), NOTHING)
         question = Question(view, row, np.array([row]))
 
         def listing(view: View, left: Any, watched: Watched, cpu: float) -> Any:
@@ -355,7 +363,7 @@ class TestLookingAhead:
     def test_few_runs_are_spread_out_as_far_as_the_queue_says(self) -> None:
         """On a pool where the listing is exact but for a factor, a few runs tell what many do."""
         view = make_view([1], [Job(1, held=(0,), remaining=50), Job(2, remaining=100)])
-        durations = Durations(view.jobs, said(view), NOTHING)
+        durations = DurationDraws(view.jobs, said(view), NOTHING)
 
         def halved(view: View, left: Any, watched: Watched, cpu: float) -> Any:
             return by_queue(view, left, np.array([2])) / 2
@@ -366,7 +374,7 @@ class TestLookingAhead:
 
     def test_what_is_not_in_sight_is_not_spread(self) -> None:
         view = make_view([2], [Job(1, gpus=2, remaining=50)], unusable=[0])
-        durations = Durations(view.jobs, said(view), NOTHING)
+        durations = DurationDraws(view.jobs, said(view), NOTHING)
         few = self.ask(view, runs=2)
         found = spread_out(Question(view, 0, np.array([0])), durations, few, lambda view, left, *_: by_queue(view, left, np.array([1])))
         assert np.isinf(found.ends).all() and len(found.ends) == 2

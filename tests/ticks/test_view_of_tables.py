@@ -12,7 +12,7 @@ import duckdb
 import numpy as np
 import pytest
 from stoker.engine.scheduling.measured_profiles import throughput
-from stoker.engine.scheduling.query_columns import Beside, Groups, csr, fetch, fetch_of, first_known, rows_of
+from stoker.engine.scheduling.query_columns import Beside, GroupedRows, csr, fetch, fetch_of, first_known, rows_of
 from stoker.engine.scheduling.view import PROFILED_AT_MOST, PROFILED_ON, Snapshot, snapshot
 from stoker.engine.scheduling.work import work_of
 from stoker.engine.store import migrate
@@ -322,13 +322,13 @@ def test_a_query_parsed_on_one_connection_serves_all(con: duckdb.DuckDBPyConnect
 
 def test_groups_pass_over_what_is_not_known() -> None:
     nan = math.nan
-    groups = Groups(np.array([7, 3, 7, 3, 5]))
+    groups = GroupedRows(np.array([7, 3, 7, 3, 5]))
     values = np.array([1.0, nan, 2.0, 4.0, nan])
     assert groups.keys.tolist() == [3, 5, 7] and groups.first.tolist() == [1, 4, 0]
     same(groups.least(values), [4.0, nan, 1.0])
     same(groups.most(values), [4.0, nan, 2.0])
     same(groups.mean(values), [4.0, nan, 1.5])
-    assert Groups(np.zeros(0, dtype=np.int64)).mean(np.zeros(0)).tolist() == []
+    assert GroupedRows(np.zeros(0, dtype=np.int64)).mean(np.zeros(0)).tolist() == []
 
 
 def test_rows_are_joined_in_whatever_order_they_come() -> None:

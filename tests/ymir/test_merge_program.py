@@ -12,10 +12,10 @@ from stoker.policies.ymir import merge_program
 from stoker.policies.ymir.merge_columns import (
     SPATIAL,
     TEMPORAL,
-    Column,
-    Costs,
     JobKind,
     Merge,
+    MergeColumn,
+    ObjectiveWeights,
     allowed_gpus,
     at_most,
     columns_of,
@@ -25,7 +25,7 @@ from stoker.policies.ymir.merge_columns import (
 )
 from stoker.policies.ymir.merge_program import solve
 
-COSTS = Costs(switch=0.0)
+COSTS = ObjectiveWeights(switch=0.0)
 
 
 def test_weights_by_hand() -> None:
@@ -52,7 +52,7 @@ def test_a_fair_share_is_rounded_up_and_an_unmeasured_number_of_gpus_counts_as_t
 
 def test_costs_of_columns_by_hand() -> None:
     """A job of 100 s on one GPU and 60 on two, which holds one; a fair share is one GPU; a switch takes 10 s."""
-    columns = columns_of([JobKind(0, 1, {1: 100.0, 2: 60.0, 3: 70.0}, held=1)], [], 8, 1, Costs(switch=10.0, waiting=50.0))
+    columns = columns_of([JobKind(0, 1, {1: 100.0, 2: 60.0, 3: 70.0}, held=1)], [], 8, 1, ObjectiveWeights(switch=10.0, waiting=50.0))
     # Nothing: twice 50, as it is the shortest. One: 100 / 100. Two: (60 + 10) / 100. Three are slower, and no column.
     assert [(column.gpus, column.cost) for column in columns] == [(0, 100.0), (1, 1.0), (2, pytest.approx(0.7))]
 
@@ -69,7 +69,7 @@ def test_a_merge_is_weighed_by_its_gain_and_left_out_where_that_is_small() -> No
     assert [(column.kinds, column.cost) for column in merged] == [((0, 1), pytest.approx(2 * 140 / 220))]
 
 
-def _instance(seed: int) -> tuple[list[JobKind], list[Column], int]:
+def _instance(seed: int) -> tuple[list[JobKind], list[MergeColumn], int]:
     draw = random.Random(seed)
     gpus, jobs, kinds = draw.randint(1, 8), draw.randint(1, 6), list[JobKind]()
     while jobs:
@@ -86,11 +86,11 @@ def _instance(seed: int) -> tuple[list[JobKind], list[Column], int]:
             merges.append(Merge(TEMPORAL, first, second, {n: (one[n], one[n] + gain * two[n]) for n in sizes}))
         elif first < second:
             merges.append(Merge(SPATIAL, first, second, {n: (gain * one[n], gain * (one[n] + two[n])) for n in sizes}))
-    costs = Costs(switch=draw.choice([0.0, 30.0]), waiting=draw.choice([20.0, 1e4]), least_gain=draw.choice([1.0, 1.1]))
+    costs = ObjectiveWeights(switch=draw.choice([0.0, 30.0]), waiting=draw.choice([20.0, 1e4]), least_gain=draw.choice([1.0, 1.1]))
     return kinds, columns_of(kinds, merges, gpus, fair_share(gpus, sum(kind.count for kind in kinds)), costs), gpus
 
 
-def _cheapest(left: tuple[int, ...], columns: Sequence[Column], gpus: int) -> float:
+def _cheapest(left: tuple[int, ...], columns: Sequence[MergeColumn], gpus: int) -> float:
     """By trying, for the first kind of which some are left, each column that serves one of it."""
     first = next((kind for kind, count in enumerate(left) if count), None)
     if first is None:
@@ -150,7 +150,7 @@ def test_two_hundred_jobs_of_few_kinds_take_less_than_a_second() -> None:
     kinds, merges = _large(9, 198)
     solve(kinds[:1], columns_of(kinds[:1], [], 8, 1, COSTS), 8)  # the library is loaded
     before = time.process_time()
-    found = solve(kinds, columns_of(kinds, merges, 240, fair_share(240, 198), Costs(switch=60.0)), 240)
+    found = solve(kinds, columns_of(kinds, merges, 240, fair_share(240, 198), ObjectiveWeights(switch=60.0)), 240)
     assert time.process_time() - before < 1.0
     assert found is not None and found.gap <= 2e-3
 

@@ -23,7 +23,7 @@ from ...jobs.schedule_rows import NewSchedule, add_schedule
 from ...jobs.states import FINAL, State
 from ...jobs.submission import SubmitRequest, check, on_trial, pools_of, submit
 from ...json_rows import first, objects
-from ...logfile import Piece, Place, read_log, read_timed
+from ...logfile import LogPart, Place, read_log, read_timed
 from ...logfile import since as place_since
 from ...protocol import BundleKept, SnapshotPiece
 from ...spec.check import MAX_PRIORITY, require_all, require_provenance, require_time
@@ -295,7 +295,7 @@ async def logs(call: Call) -> dict[str, Any]:
         source, over = await call.read(log_source, call.daemon.store, job, None if given is None else int(given), node)
         here = source is None or await call.read(call.daemon.remote_logs.is_here, source)
         if source is None:
-            piece = Piece("", Place("", 0))
+            piece = LogPart("", Place("", 0))
         elif not here and (timed or since is not None):
             lies = f"the log of job {job} lies on host {source.host}, and when its lines were written is known there alone"
             raise Conflict(f"{lies}; read it without --timestamps and --since")
@@ -329,7 +329,7 @@ def _since(source: LogSource, moment: float) -> Place:
     return found
 
 
-async def _read_afar(call: Call, source: LogSource, at: Place | None, lines: int | None) -> Piece:
+async def _read_afar(call: Call, source: LogSource, at: Place | None, lines: int | None) -> LogPart:
     """Some of a log of another host: through its runner, or, when that cannot answer, from the end of it that the daemon keeps."""
     try:
         return await call.daemon.remote_logs.fetch(source, at, lines)
@@ -358,7 +358,7 @@ def log_source(store: Store, job: int, lease: int | None, node: str | None) -> t
     return source_of(job, rows[0]), rows[0]["ended"] and (lease is not None or final)
 
 
-def _read_here(source: LogSource, at: Place | None, lines: int | None, *, first: bool) -> Piece:
+def _read_here(source: LogSource, at: Place | None, lines: int | None, *, first: bool) -> LogPart:
     """Some of a log of this host; ``first``: the client does not follow it yet, so it must be there."""
     piece = read_log(source.path, at, lines)
     if first and not piece.text and not source.run_dir.is_dir():
@@ -366,7 +366,7 @@ def _read_here(source: LogSource, at: Place | None, lines: int | None, *, first:
     return piece
 
 
-def _read_timed(source: LogSource, at: Place | None, lines: int | None, *, first: bool) -> tuple[Piece, list[float | None]]:
+def _read_timed(source: LogSource, at: Place | None, lines: int | None, *, first: bool) -> tuple[LogPart, list[float | None]]:
     found = read_timed(source.path, at, lines)
     if first and not found[0].text and not source.run_dir.is_dir():
         raise source.missing()

@@ -80,8 +80,8 @@ def _facts(answer: Mapping[str, Any], here: Mapping[str, Any], now: float) -> It
     ended = State(answer["job"]["state"]) in FINAL
     yield "pipeline", f"{here['pipeline']} of rank {here['rank']}, of {len(answer['pipelines'])}" if several else fmt.MISSING
     would = "would have taken" if ended else "would take"
-    wanted = f" of {_rate(here['demand'])} that the training {would}" if here["demand"] is not None else ""
-    yield "delivered at its end" if ended else "delivers", f"{_rate(here['throughput'])}{wanted} samples a second"
+    wanted = f" of {fmt.three_digits(here['demand'])} that the training {would}" if here["demand"] is not None else ""
+    yield "delivered at its end" if ended else "delivers", f"{fmt.three_digits(here['throughput'])}{wanted} samples a second"
     yield "was limited by" if ended else "limited by", _limit(here)
     yield "cores", f"{here['cpu_used']:.2f} busy of {here['cpus']:g}"
     yield "memory", _memory(here)
@@ -116,10 +116,6 @@ def _limit(here: Mapping[str, Any]) -> str:
     return "the training" if here["throughput"] >= _NEARLY * here["demand"] else "not known: no stage was at work"
 
 
-def _rate(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
 def _seconds(key: str) -> Any:
     return lambda row: fmt.MISSING if row[key] is None else f"{1000 * row[key]:.3g}"
 
@@ -134,7 +130,7 @@ def _stage_columns(bottleneck: str | None) -> list[Column]:
         Column("WORKERS", "workers", right=True),
         Column("SIZE", lambda row: f"{row['value']} MiB" if row["unit"] == "MiB" else "", right=True, rank=1),
         Column("MS/ITEM", _seconds("latency"), right=True),
-        Column("ITEMS/S", lambda row: _rate(row["items"]), right=True),
+        Column("ITEMS/S", lambda row: fmt.three_digits(row["items"]), right=True),
         Column("BUSY", _share("busy"), right=True),
         Column("NO INPUT", _share("starved"), right=True, rank=2),
         Column("NO ROOM", _share("blocked"), right=True, rank=3),
@@ -146,8 +142,8 @@ def _stage_columns(bottleneck: str | None) -> list[Column]:
 _PIPELINES = [
     Column("RANK", "rank", right=True),
     Column("PIPELINE", "pipeline", flexible=True),
-    Column("SAMPLES/S", lambda row: _rate(row["throughput"]), right=True),
-    Column("WANTED", lambda row: fmt.MISSING if row["demand"] is None else _rate(row["demand"]), right=True),
+    Column("SAMPLES/S", lambda row: fmt.three_digits(row["throughput"]), right=True),
+    Column("WANTED", lambda row: fmt.MISSING if row["demand"] is None else fmt.three_digits(row["demand"]), right=True),
     Column("LIMITED BY", _limit, flexible=True),
     Column("CORES", lambda row: f"{row['cpu_used']:.2f} of {row['cpus']:g}", rank=2),
     Column("MEMORY", lambda row: fmt.size(row["memory_used"]), right=True, rank=1),
@@ -167,7 +163,7 @@ def _changes(row: Mapping[str, Any]) -> str:
 _DECISIONS = [
     Column("WHEN", lambda row: fmt.clock(row["ts"])),
     Column("CHANGE", _changes, flexible=True, least=20),
-    Column("SAMPLES/S", lambda row: _rate(row["throughput"]), right=True, rank=1),
+    Column("SAMPLES/S", lambda row: fmt.three_digits(row["throughput"]), right=True, rank=1),
     Column("REWARD", lambda row: fmt.number(row["reward"], 3), right=True, rank=2),
     Column("WHY", lambda row: row["why"] or "", flexible=True),
     Column("REFUSED", _refused, flexible=True, rank=3),

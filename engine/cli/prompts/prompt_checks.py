@@ -33,12 +33,12 @@ def require_bank(home: Home, llm: str) -> None:
 
 def require_samples(data: str, folder: str = "", text: str = "text", label: str = "label", held_out: str = "") -> bool:
     """Check that a file, with a path relative to a folder, can be tuned on; False: it is a packaged set, fetched at its first use."""
-    from ....runners.prompts.labelled_files import Columns, read_labelled
+    from ....runners.prompts.labelled_files import ColumnNames, read_labelled
     from ....runners.texts import TEXT_DATASETS
 
     if data in TEXT_DATASETS:
         return False
-    read_labelled(data, folder, Columns(text, label), held_out)
+    read_labelled(data, folder, ColumnNames(text, label), held_out)
     return True
 
 

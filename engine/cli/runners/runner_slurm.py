@@ -75,7 +75,7 @@ def up(
     client = app.client
     where = _folder(folder or app.home.path / FOLDER)
     url = lent_nodes.require_url(client.url)
-    wanted = slurm_runners.Wanted(partition, seconds, where, url, pool, slots, options, lent_nodes.pinned())
+    wanted = slurm_runners.WantedPilots(partition, seconds, where, url, pool, slots, options, lent_nodes.pinned())
     if show:
         text = wanted.batch_file()
         return Answer({"batch_file": text}, lambda: write_raw(text))

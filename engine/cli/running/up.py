@@ -209,11 +209,11 @@ class Supervisor:
             time.sleep(TICK / 4)
 
 
-def _local(app: App, timeout: float = 5.0) -> Client:
+def _local(app: App) -> Client:
     """A client of the daemon of this home, whatever STOKER_URL says."""
     from ...client import Client
 
-    client = Client(app.home, url="", timeout=timeout)
+    client = Client(app.home, url="", timeout=5.0)
     click.get_current_context().call_on_close(client.close)
     return client
 

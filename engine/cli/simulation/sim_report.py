@@ -10,7 +10,7 @@ from ... import format as fmt
 from .sim_table import columns_for, row_of
 
 if TYPE_CHECKING:
-    from ...report.sim_plots import Comparison, Curve
+    from ...report.sim_plots import Comparison, RunCurve
     from ...sim.results.record import Average, Recorded
     from ...sim.study import Study
 
@@ -82,14 +82,14 @@ def comparison(study: Study, runs: Sequence[Recorded], averages: Sequence[Averag
     )
 
 
-def _curve(study: Study, run: Recorded) -> Curve:
-    from ...report.sim_plots import Curve
+def _curve(study: Study, run: Recorded) -> RunCurve:
+    from ...report.sim_plots import RunCurve
     from ...sim.cluster import Cluster
     from ...sim.results import figures
 
     result: Any = run.outcome.result
     done = figures.finished(result.fates)
-    return Curve(
+    return RunCurve(
         label=run.outcome.run.choice.label,
         gpus=Cluster.parse(run.row["nodes"]).total,
         jct=figures.jct_of(study.workload, result.fates)[done],

@@ -17,7 +17,7 @@ TIMEOUT = 120.0  #: seconds until a stored run is acknowledged
 SLICE = 100_000  #: jobs of a run that are sent at once, some 10 MB
 
 
-class Keeper:
+class RunStore:
     """Stores runs as they come; a failure is reported once."""
 
     def __init__(self, app: App, study: Study, name: str) -> None:

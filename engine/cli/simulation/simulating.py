@@ -23,7 +23,7 @@ from ..output import Answer, Row, console, note, print_table, section, write
 from ..running.policy import PolicyName
 from . import sim_words
 from .sim_options import make_options, sim_options
-from .sim_store import Keeper
+from .sim_store import RunStore
 from .sim_table import columns_for, row_of, without_room
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def answer(app: App, study: Study, given: Mapping[str, Any], notes: Sequence[str
     name = given["name"] or f"{study.workload.name} {_now()}"
     for words in sim_words.searches_ahead(study):
         note(words)
-    keeper = None if given["no_store"] else Keeper(app, study, name)
+    keeper = None if given["no_store"] else RunStore(app, study, name)
     runs, ended = _run(study, given["processes"], keeper, head)
     shown = [*([before] if before else []), *runs]
     means = averages(shown)
@@ -185,7 +185,7 @@ def _now() -> str:
     return datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")
 
 
-def _run(study: Study, processes: int | None, keeper: Keeper | None, head: str | None) -> tuple[list[Recorded], signal.Signals | None]:
+def _run(study: Study, processes: int | None, keeper: RunStore | None, head: str | None) -> tuple[list[Recorded], signal.Signals | None]:
     """The completed runs, in the order of the study, and the signal that stopped it, if any."""
     from ...sim import simulation_error as errors
     from ...sim.results.record import recorded

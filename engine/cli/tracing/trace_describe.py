@@ -25,11 +25,7 @@ def _time(part: str, quantile: str) -> Callable[[Row], str]:
 
 
 def _hours(quantile: str) -> Callable[[Row], str]:
-    return lambda row: _three_digits(row["service"][quantile] / HOUR)
-
-
-def _three_digits(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return lambda row: fmt.three_digits(row["service"][quantile] / HOUR)
 
 
 def _share(key: str) -> Callable[[Row], str]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ....policies.contract import PACKED, SWITCHED, Demand, Floats, Profile
 from ..cluster import Cluster
-from ..study import Choice, Outcome, Run, WorkloadSource
+from ..study import PolicyChoice, Run, StudyOutcome, WorkloadSource
 from ..workload import Workload, make_workload
 from .figures import FULL_REWARD
 from .recorder import usage
@@ -95,7 +95,7 @@ class History:
         deadlines = [deadline - self.begin for deadline in job["deadlines"] or ()]
         return [(deadline, min(reward, FULL_REWARD)) for deadline, reward in zip(deadlines, job["rewards"] or (), strict=True)]
 
-    def outcome(self, cluster: Cluster) -> Outcome:
+    def outcome(self, cluster: Cluster) -> StudyOutcome:
         """The real outcome of the jobs that fit the simulated cluster, so that both are of the same jobs.
 
         A lease counts from its grant to its end; time without training was lost.
@@ -134,7 +134,7 @@ class History:
             plan_seconds=0.0,
             wall_seconds=0.0,
         )
-        return Outcome(Run(-1, Choice(AS_IT_WAS, AS_IT_WAS, {}), 0), result)
+        return StudyOutcome(Run(-1, PolicyChoice(AS_IT_WAS, AS_IT_WAS, {}), 0), result)
 
     def _overlaps(self, stays: Sequence[Mapping[str, Any]]) -> Iterator[tuple[float, int]]:
         """Moments at which a shared GPU gets one more holder, or, negative, one less."""

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from ....policies.contract import Floats, Ints
-from ..study import Choice, Outcome, Study
+from ..study import PolicyChoice, Study, StudyOutcome
 from . import figures as of
 from .figures import Figures
 from .result import Usage
@@ -26,15 +26,15 @@ DIGITS = 6  #: after the point, of times in seconds
 class Recorded:
     """A run with its row of `sim_runs`, which is slow to compute for many jobs."""
 
-    outcome: Outcome
+    outcome: StudyOutcome
     row: Mapping[str, Any]
 
 
-def recorded(study: Study, outcome: Outcome) -> Recorded:
+def recorded(study: Study, outcome: StudyOutcome) -> Recorded:
     return Recorded(outcome, run_row(study, outcome))
 
 
-def run_row(study: Study, outcome: Outcome) -> dict[str, Any]:
+def run_row(study: Study, outcome: StudyOutcome) -> dict[str, Any]:
     """The row of `sim_runs`, without the columns that do not depend on the run: study, version, and those of the daemon."""
     choice, result = outcome.run.choice, outcome.result
     row = {
@@ -58,7 +58,7 @@ def run_row(study: Study, outcome: Outcome) -> dict[str, Any]:
     return {name: finite(value) for name, value in row.items()}
 
 
-def _figures(study: Study, outcome: Outcome) -> dict[str, Any]:
+def _figures(study: Study, outcome: StudyOutcome) -> dict[str, Any]:
     """The figures; none for a failed run."""
     if outcome.result is not None:
         return msgspec.structs.asdict(of.figures(study.workload, outcome.result, study.cluster, study.until))
@@ -75,7 +75,7 @@ def jobs_of(study: Study) -> dict[str, int]:
     return {"jobs": len(workload) - sum(left_out.values()), **left_out}
 
 
-def _counts(study: Study, outcome: Outcome) -> dict[str, int]:
+def _counts(study: Study, outcome: StudyOutcome) -> dict[str, int]:
     if outcome.result is None:
         return {"finished": 0, "rejected": 0, "undecided": 0, **jobs_of(study)}
     workload, fates = study.workload, outcome.result.fates
@@ -104,7 +104,7 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def job_columns(study: Study, outcome: Outcome) -> dict[str, list[Any]]:
+def job_columns(study: Study, outcome: StudyOutcome) -> dict[str, list[Any]]:
     """Columns of `sim_jobs`, for the jobs that take part; NaN for a time that a job had not reached by the end."""
     if outcome.result is None:
         return {}
@@ -174,7 +174,7 @@ def _slices(moments: Floats, most: int) -> Ints:
 class Average:
     """The runs of one policy with one configuration, averaged over their seeds."""
 
-    choice: Choice
+    choice: PolicyChoice
     seeds: int  #: runs that were completed
     #: By column of `sim_runs`, and ``decision_seconds`` and ``plan_share``; None if one of the seeds has none.
     mean: Mapping[str, float | None]

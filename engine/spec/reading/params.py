@@ -11,24 +11,23 @@ from typing import Any
 SHELL = ("/bin/sh", "-c")  #: runs a command that is given as one text
 
 
-def as_text(value: Any) -> str:
-    """A parameter for a program: text unchanged, all other values as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
 def variable(name: str) -> str:
     """The variable in which the runner hands a parameter to a command, such as STOKER_PARAM_LR."""
     return "STOKER_PARAM_" + re.sub(r"\W", "_", name).upper()
 
 
 def substitute(text: str, values: Mapping[str, Any], *, quote: bool = False) -> str:
-    """``text`` with ``{name}`` replaced for the names given, and only for them: ``${name}`` and other braces stay."""
+    """``text`` with ``{name}`` replaced for the names given, and only for them: ``${name}`` and other braces stay.
+
+    Values other than text become JSON.
+    """
     if not values:
         return text
     known = re.compile(r"(?<!\$)\{(" + "|".join(map(re.escape, values)) + r")\}")
 
     def replacement(match: re.Match[str]) -> str:
-        value = as_text(values[match[1]])
+        given = values[match[1]]
+        value = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
         return shlex.quote(value) if quote else value
 
     return known.sub(replacement, text)

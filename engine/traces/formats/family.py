@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..trace import TraceJob
-from .rows import Context, Drop, Row, TraceSource, csv_rows
+from .rows import Context, DroppedRow, Row, TraceSource, csv_rows
 
 Jobs = Iterator[tuple[int, TraceJob]]  #: line and job in the file's order; submissions are seconds of the file's own clock
 
@@ -33,7 +33,7 @@ def each_row(job: Callable[[Row], TraceJob], rows: Callable[[TraceSource, Contex
         for row in rows(source, context):
             try:
                 found = job(row)
-            except Drop as drop:
+            except DroppedRow as drop:
                 context.tally.drop(row.line, drop.reason, drop.detail)
                 continue
             yield row.line, found

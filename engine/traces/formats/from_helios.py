@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..trace import TraceJob
 from .family import Family, each_row, plain
-from .rows import Drop, Row, shown
+from .rows import DroppedRow, Row, shown
 
 #: States of Slurm in which a job has not ended. HeliosData's README lists the five of ended jobs (COMPLETED, CANCELLED, FAILED,
 #: TIMEOUT, NODE_FAIL) and leaves SUSPENDED out of its analysis.
@@ -15,7 +15,7 @@ def _helios(row: Row) -> TraceJob:
     """Read a job with columns and units as in HeliosData's README: dates without a zone, durations in seconds, GPUs of the whole job."""
     span = row.span("start_time", "end_time")
     if (row.text("state") or "").upper() in UNENDED:
-        raise Drop("no end", f"state: {shown(row.values['state'])}: the job had not ended when the log was taken")
+        raise DroppedRow("no end", f"state: {shown(row.values['state'])}: the job had not ended when the log was taken")
     return TraceJob(
         key=row.key("job_id"),
         submitted=row.moment("submit_time"),

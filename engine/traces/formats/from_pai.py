@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..trace import TraceJob
 from .family import Family, Jobs, each_row
-from .rows import Context, Drop, Row, Tally, TraceSource, csv_rows, header, shown
+from .rows import Context, DroppedRow, Row, Tally, TraceSource, csv_rows, header, shown
 
 TASK = ("job_name", "task_name", "inst_num", "status", "start_time", "end_time", "plan_cpu", "plan_mem", "plan_gpu", "gpu_type")
 JOB = ("job_name", "inst_id", "user", "status", "start_time", "end_time")
@@ -40,7 +40,7 @@ def _tasks(source: TraceSource, context: Context) -> Jobs:
         job = gathered.pop(name)  # so that a million of them are not in memory twice
         try:
             yield job.row.line, _finish(name, job, submissions, context)
-        except Drop as drop:
+        except DroppedRow as drop:
             context.tally.drop(job.row.line, drop.reason, drop.detail)
 
 
@@ -57,7 +57,7 @@ def _gather(rows: Iterator[Row], context: Context) -> dict[str, _Job]:
             name = row.key("job_name")
             gpus = _gpus(row)
             began, ended = _moment(row, "start_time"), _moment(row, "end_time")
-        except Drop as drop:
+        except DroppedRow as drop:
             context.tally.drop(row.line, drop.reason, drop.detail)
             continue
         context.tally.keep()
@@ -83,7 +83,7 @@ def _gpus(row: Row) -> float:
         return 0.0
     instances = row.number("inst_num")
     if percent < 0 or instances < 0:
-        raise Drop("GPUs out of range", f"plan_gpu: {percent:g} for each of {instances:g} instances")
+        raise DroppedRow("GPUs out of range", f"plan_gpu: {percent:g} for each of {instances:g} instances")
     return percent / 100 * instances
 
 
@@ -94,11 +94,11 @@ def _moment(row: Row, column: str) -> float | None:
 
 def _finish(name: str, job: _Job, submissions: dict[str, Row], context: Context) -> TraceJob:
     if job.began is None:
-        raise Drop("never started", f"job {shown(name)}: none of its tasks started")
+        raise DroppedRow("never started", f"job {shown(name)}: none of its tasks started")
     if job.running or job.ended is None:
-        raise Drop("no end", f"job {shown(name)}: a task has no end")
+        raise DroppedRow("no end", f"job {shown(name)}: a task has no end")
     if job.ended < job.began:
-        raise Drop("end before start", f"job {shown(name)}: ends at {job.ended:g}, before it starts at {job.began:g}")
+        raise DroppedRow("end before start", f"job {shown(name)}: ends at {job.ended:g}, before it starts at {job.began:g}")
     of_job = submissions.get(name)
     submitted = job.began
     if of_job is None or (told := _moment(of_job, "start_time")) is None:

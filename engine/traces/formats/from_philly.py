@@ -12,7 +12,7 @@ import msgspec
 
 from ..trace import TraceJob
 from .family import Family, Jobs, each_row, plain
-from .rows import Context, Drop, Row, TraceSource, parse_moment, shown
+from .rows import Context, DroppedRow, Row, TraceSource, parse_moment, shown
 
 LARGEST_JSON = 1 << 30  #: bytes unpacked; the published cluster_job_log has 40 MB
 
@@ -51,7 +51,7 @@ def _log(source: TraceSource, context: Context) -> Jobs:
             context.tally.drop(line, "entry is not as published", f"entry {line}: {error}")
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ValueError(f"{source.path}: entry {line} is not JSON ({error})") from None
-        except Drop as drop:
+        except DroppedRow as drop:
             context.tally.drop(line, drop.reason, drop.detail)
 
 
@@ -76,16 +76,16 @@ def _run_time(job: _Job) -> float:
     """Seconds that its attempts ran, retries included: the time that the cluster spent on it."""
     started = [attempt for attempt in job.attempts if attempt.start_time not in (None, "", "None")]
     if not started:
-        raise Drop("never started", f"job {shown(job.jobid)}: none of its {len(job.attempts)} attempts started")
+        raise DroppedRow("never started", f"job {shown(job.jobid)}: none of its {len(job.attempts)} attempts started")
     if started[-1].end_time in (None, "", "None"):
-        raise Drop("no end", f"job {shown(job.jobid)}: its last attempt has no end")
+        raise DroppedRow("no end", f"job {shown(job.jobid)}: its last attempt has no end")
     total = 0.0
     for attempt in started:
         if attempt.end_time in (None, "", "None"):
             continue  # the end of this attempt was lost, but a later one began
         began, ended = parse_moment("start_time", attempt.start_time)[1], parse_moment("end_time", attempt.end_time)[1]
         if ended < began:
-            raise Drop("end before start", f"job {shown(job.jobid)}: an attempt ends before it starts")
+            raise DroppedRow("end before start", f"job {shown(job.jobid)}: an attempt ends before it starts")
         total += ended - began
     return total
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..trace import TraceJob
 from .family import Family, Jobs, each_row, plain
-from .rows import Context, Drop, Row, TraceSource
+from .rows import Context, DroppedRow, Row, TraceSource
 from .tables import duration_of
 from .titan_tables import TaskKind
 
@@ -33,7 +33,7 @@ def _titan(row: Row) -> TraceJob:
     try:
         job.duration = tables.seconds(kind)
     except KeyError as error:
-        raise Drop("no learning curve for its task", str(error.args[0])) from None
+        raise DroppedRow("no learning curve for its task", str(error.args[0])) from None
     job.model, job.gpus_min, job.gpus_max = tables.name_of(kind), 1, tables.most_gpus(kind)
     return job
 
@@ -42,7 +42,7 @@ def _kind(row: Row) -> TaskKind:
     backbone, _, task = row.key("application").partition("@")
     batch = row.count("target_batch_size")
     if not batch:
-        raise Drop("no target_batch_size", "target_batch_size: is empty, or no number of samples from 1 on")
+        raise DroppedRow("no target_batch_size", "target_batch_size: is empty, or no number of samples from 1 on")
     return TaskKind(backbone, task, batch, row.number("target_lr"), row.key("target_gradient_steps"), row.number("target_metric"))
 
 

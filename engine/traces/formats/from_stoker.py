@@ -14,7 +14,7 @@ import msgspec
 
 from ..trace import DEMANDS, Trace, TraceJob
 from .family import Family, Jobs
-from .rows import BIG, LONGEST_LINE, SMALL, Context, Drop, Numbered, Row, Splitter, TraceSource, csv_rows, shown
+from .rows import BIG, LONGEST_LINE, SMALL, Context, DroppedRow, Numbered, Row, Splitter, TraceSource, csv_rows, shown
 
 MARK = "# stoker trace "
 COLUMNS = tuple(field.name for field in msgspec.structs.fields(TraceJob))
@@ -69,7 +69,7 @@ def _jobs(source: TraceSource, context: Context) -> Jobs:
             raise ValueError(f"{source.path}: has no column {', '.join(lacking)}")
         try:
             yield row.line, _job(row)
-        except Drop as drop:
+        except DroppedRow as drop:
             context.tally.drop(row.line, drop.reason, drop.detail)
 
 
@@ -136,9 +136,9 @@ def _job(row: Row) -> TraceJob:
     gpus = row.gpus("gpus_min")
     deadlines, rewards = _numbers(row, "deadlines"), _numbers(row, "rewards")
     if len(deadlines) != len(rewards):
-        raise Drop("deadlines and rewards differ in number", f"deadlines has {len(deadlines)}, rewards {len(rewards)}")
+        raise DroppedRow("deadlines and rewards differ in number", f"deadlines has {len(deadlines)}, rewards {len(rewards)}")
     if not row.values["key"]:
-        raise Drop("no id", "key: is empty")
+        raise DroppedRow("no id", "key: is empty")
     return TraceJob(
         key=row.values["key"],
         submitted=row.number("submitted"),
@@ -170,7 +170,7 @@ def _word(row: Row, column: str) -> str | None:
 def _one_of(row: Row, column: str, known: tuple[str, ...]) -> str | None:
     word = _word(row, column)
     if word is not None and word not in known:
-        raise Drop(f"unknown {column}", f"{column}: {shown(word)} is not one of {', '.join(known)}")
+        raise DroppedRow(f"unknown {column}", f"{column}: {shown(word)} is not one of {', '.join(known)}")
     return word
 
 
@@ -181,14 +181,14 @@ def _integer(row: Row, column: str) -> int | None:
     try:
         return int(word)
     except ValueError:
-        raise Drop(f"{column} is not a whole number", f"{column}: {shown(word)} is not a whole number") from None
+        raise DroppedRow(f"{column} is not a whole number", f"{column}: {shown(word)} is not a whole number") from None
 
 
 def _spared(row: Row, column: str, least: int, most: int) -> int | None:
     """An optional whole number: a wrong one is left out and counted as repaired."""
     try:
         number = _integer(row, column)
-    except Drop as drop:
+    except DroppedRow as drop:
         row.repair(f"{drop.reason}, left out", drop.detail)
         return None
     if number is not None and not least <= number <= most:
@@ -201,7 +201,7 @@ def _numbers(row: Row, column: str) -> tuple[float, ...]:
     try:
         return tuple(float(word) for word in row.values.get(column, "").split())
     except ValueError:
-        raise Drop(f"{column} is not a list of numbers", f"{column}: {shown(row.values[column])} is not like 60.0 90.0") from None
+        raise DroppedRow(f"{column} is not a list of numbers", f"{column}: {shown(row.values[column])} is not like 60.0 90.0") from None
 
 
 def _raw(row: Row) -> dict[str, str] | None:
@@ -211,7 +211,7 @@ def _raw(row: Row) -> dict[str, str] | None:
     try:
         return msgspec.json.decode(text, type=dict[str, str])
     except (msgspec.DecodeError, UnicodeError, RecursionError):
-        raise Drop("raw is not a JSON object of texts", f"raw: {shown(text)} is not a JSON object of texts") from None
+        raise DroppedRow("raw is not a JSON object of texts", f"raw: {shown(text)} is not a JSON object of texts") from None
 
 
 FAMILIES = (Family("stoker", "what 'stoker trace export' writes", NEEDED, _jobs),)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..trace import TraceJob
 from .family import Family, each_row, plain
-from .rows import SMALL, Drop, Row, shown
+from .rows import SMALL, DroppedRow, Row, shown
 
 MINUTE = 60.0
 MILLISECOND = 1e-3
@@ -36,7 +36,7 @@ def _chronus(row: Row) -> TraceJob:
     if kind == "best":  # its expected time repeats the submission and means nothing
         return job
     if kind not in ("strict", "soft"):
-        raise Drop("unknown job_type", f"job_type: {shown(kind)} is not strict, soft or best")
+        raise DroppedRow("unknown job_type", f"job_type: {shown(kind)} is not strict, soft or best")
     steps = _steps(row)
     job.demand = kind
     job.deadlines = tuple(after for after, _ in steps)
@@ -49,9 +49,9 @@ def _steps(row: Row) -> list[tuple[float, float]]:
     after = _list(row, "expect_time_list")
     values = _list(row, "expect_value_list")
     if len(after) != len(values):
-        raise Drop("deadlines and values differ in number", f"expect_time_list has {len(after)}, expect_value_list {len(values)}")
+        raise DroppedRow("deadlines and values differ in number", f"expect_time_list has {len(after)}, expect_value_list {len(values)}")
     if not after or min(after) <= 0 or max(values) <= 0:
-        raise Drop("deadlines or values are not positive", f"expect_time_list: {shown(row.values['expect_time_list'])}")
+        raise DroppedRow("deadlines or values are not positive", f"expect_time_list: {shown(row.values['expect_time_list'])}")
     most = max(values)
     return sorted((minutes * MINUTE, 100.0 * value / most) for minutes, value in zip(after, values, strict=True))
 
@@ -61,7 +61,7 @@ def _list(row: Row, column: str) -> list[float]:
     try:
         return [float(int(part)) for part in (row.text(column) or "").split("-")]
     except (ValueError, OverflowError):
-        raise Drop(f"{column} is not a list of numbers", f"{column}: {shown(row.values[column])} is not like 60-90-120") from None
+        raise DroppedRow(f"{column} is not a list of numbers", f"{column}: {shown(row.values[column])} is not like 60-90-120") from None
 
 
 _COLUMNS = ("job_id", "num_gpu", "submit_time", "iterations", "model_name", "duration", "interval")

@@ -17,7 +17,7 @@ class Throughputs:
 
 
 @dataclass(frozen=True)
-class Durations:
+class DurationTable:
     """Seconds, by the columns of the table."""
 
     path: Path

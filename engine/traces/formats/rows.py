@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import msgspec
 
-from .lookups import Durations, Throughputs
+from .lookups import DurationTable, Throughputs
 from .titan_tables import FineTuning
 
 LONGEST_LINE = 1 << 20  #: characters; a longer line is no table
@@ -43,7 +43,7 @@ Progress = Callable[[int, int], None]  #: called with bytes read and bytes in al
 Numbered = Iterator[tuple[int, str]]  #: lines with their numbers, from 1
 
 
-class Drop(Exception):
+class DroppedRow(Exception):
     """A row cannot be a job: the reason under which it is counted, and the wrong text."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
@@ -95,7 +95,7 @@ class Context:
     tally: Tally
     cpu_jobs: bool = False
     throughputs: Throughputs | None = None
-    durations: Durations | None = None
+    durations: DurationTable | None = None
     join: Path | None = None
     fine_tuning: FineTuning | None = None
     dated: bool | None = None  #: submissions are dates (True) or seconds (False); None: none has been read yet
@@ -136,7 +136,7 @@ class Row(msgspec.Struct, gc=False):  # it is in no reference cycle
     def key(self, column: str) -> str:
         value = self.text(column)
         if value is None:
-            raise Drop("no id", f"{column}: is empty")
+            raise DroppedRow("no id", f"{column}: is empty")
         return value
 
     def number(self, column: str) -> float:
@@ -144,8 +144,8 @@ class Row(msgspec.Struct, gc=False):  # it is in no reference cycle
         number = finite(value)
         if number is None:
             if self.text(column) is None:
-                raise Drop(f"no {column}", f"{column}: is empty")
-            raise Drop(f"{column} is not a number", f"{column}: {shown(value)} is not a number")
+                raise DroppedRow(f"no {column}", f"{column}: is empty")
+            raise DroppedRow(f"{column} is not a number", f"{column}: {shown(value)} is not a number")
         return number
 
     def optional(self, column: str, most: int = LARGEST_COUNT) -> float | None:
@@ -154,7 +154,7 @@ class Row(msgspec.Struct, gc=False):  # it is in no reference cycle
             return None
         try:
             number = self.number(column)
-        except Drop as drop:
+        except DroppedRow as drop:
             self.repair(f"{drop.reason}, left out", drop.detail)
             return None
         if not 0 <= number <= most:
@@ -172,10 +172,10 @@ class Row(msgspec.Struct, gc=False):  # it is in no reference cycle
     def whole_gpus(self, number: float, column: str) -> int:
         """Whole GPUs, as in the simulator. A job without GPUs is a CPU job."""
         if not 0 <= number <= MOST_GPUS:
-            raise Drop("GPUs out of range", f"{column}: {number:g} is not between 0 and {MOST_GPUS}")
+            raise DroppedRow("GPUs out of range", f"{column}: {number:g} is not between 0 and {MOST_GPUS}")
         if number == 0:
             if not self.context.cpu_jobs:
-                raise Drop("CPU job (0 GPUs)", f"{column}: is 0, a CPU job")
+                raise DroppedRow("CPU job (0 GPUs)", f"{column}: is 0, a CPU job")
             self.repair("CPU job taken for one GPU", f"{column}: is 0")
             return 1
         whole = math.ceil(number)
@@ -190,18 +190,18 @@ class Row(msgspec.Struct, gc=False):  # it is in no reference cycle
             self.context.dated = dated
         elif self.context.dated is not dated:
             kind = "a date" if self.context.dated else "a number"
-            raise Drop(f"{column} is not {kind}", f"{column}: {shown(self.values[column])} is not {kind}, as in the rows before")
+            raise DroppedRow(f"{column} is not {kind}", f"{column}: {shown(self.values[column])} is not {kind}, as in the rows before")
         return at
 
     def span(self, start: str, end: str) -> float:
         """Seconds between two moments of a job."""
         if self.text(start) is None:
-            raise Drop("never started", f"{start}: is empty")
+            raise DroppedRow("never started", f"{start}: is empty")
         if self.text(end) is None:
-            raise Drop("no end", f"{end}: is empty")
+            raise DroppedRow("no end", f"{end}: is empty")
         began, ended = parse_moment(start, self.text(start))[1], parse_moment(end, self.text(end))[1]
         if ended < began:
-            raise Drop("end before start", f"{end}: {shown(self.values[end])} is before {start}, {shown(self.values[start])}")
+            raise DroppedRow("end before start", f"{end}: {shown(self.values[end])} is before {start}, {shown(self.values[start])}")
         return ended - began
 
     def repair(self, reason: str, detail: str = "") -> None:
@@ -220,7 +220,7 @@ def finite(value: str) -> float | None:
 def parse_moment(column: str, value: str | None) -> tuple[bool, float]:
     """Whether it is a date, and its seconds."""
     if value is None:
-        raise Drop(f"no {column}", f"{column}: is empty")
+        raise DroppedRow(f"no {column}", f"{column}: is empty")
     if "-" in value[1:] and "e-" not in value.lower():
         try:
             date = datetime.datetime.fromisoformat(value)
@@ -229,7 +229,7 @@ def parse_moment(column: str, value: str | None) -> tuple[bool, float]:
             pass
     elif (number := finite(value)) is not None:
         return False, number
-    raise Drop(f"{column} is neither a date nor a number", f"{column}: {shown(value)} is neither a date nor a number")
+    raise DroppedRow(f"{column} is neither a date nor a number", f"{column}: {shown(value)} is neither a date nor a number")
 
 
 def shown(value: str) -> str:

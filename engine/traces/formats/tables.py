@@ -10,8 +10,8 @@ from typing import TypeVar
 import msgspec
 
 from ..trace import TraceJob
-from .lookups import Durations, Throughputs
-from .rows import Context, Drop, Row, Tally, TraceSource, csv_rows, header, shown
+from .lookups import DurationTable, Throughputs
+from .rows import Context, DroppedRow, Row, Tally, TraceSource, csv_rows, header, shown
 from .titan_tables import CURVES, SPEEDS
 
 T = TypeVar("T")
@@ -29,7 +29,9 @@ def steps_per_second(row: Row, model: str, gpus: int) -> float:
         )
     rate = table.rates.get((model, gpus), 0.0)
     if rate <= 0:
-        raise Drop("no throughput for its job type and GPUs", f"{table.path.name} has none for {model!r} on {gpus} GPUs of {table.worker}")
+        raise DroppedRow(
+            "no throughput for its job type and GPUs", f"{table.path.name} has none for {model!r} on {gpus} GPUs of {table.worker}"
+        )
     return rate
 
 
@@ -46,11 +48,11 @@ def duration_of(job: TraceJob, row: Row) -> float:
     seconds = table.seconds.get(tuple(asked[column] for column in table.columns))
     if seconds is None:
         words = ", ".join(f"{column} {shown(asked[column])}" for column in table.columns)
-        raise Drop("no duration in the table", f"{table.path.name} has none for {words}")
+        raise DroppedRow("no duration in the table", f"{table.path.name} has none for {words}")
     return seconds
 
 
-def read_durations(path: Path) -> Durations:
+def read_durations(path: Path) -> DurationTable:
     """Read a CSV with ``duration`` and some of `DURATION_KEYS`; ValueError names an unreadable line."""
     source = TraceSource(path)
     names = header(source.head().split(","))
@@ -61,7 +63,7 @@ def read_durations(path: Path) -> Durations:
     for row in csv_rows(source, Context(Tally(str(path), strict=True))):
         found = _strictly(row, lambda row: (tuple(_plain(row, column) for column in columns), row.number("duration")))
         seconds[found[0]] = found[1]
-    return Durations(path, columns, seconds)
+    return DurationTable(path, columns, seconds)
 
 
 def _plain(row: Row, column: str) -> str:
@@ -72,7 +74,7 @@ def _strictly(row: Row, read: Callable[[Row], T]) -> T:
     """Read a row of such a table, in which a wrong row is an error and not dropped."""
     try:
         return read(row)
-    except Drop as drop:
+    except DroppedRow as drop:
         raise ValueError(f"{row.context.tally.path}:{row.line}: {drop.detail}") from None
 
 

@@ -122,9 +122,7 @@ def spread(peak: float, highest: Sequence[float]) -> list[float]:
     return [peak * rate / top for rate in highest] if top > 0 else [peak] * len(highest)
 
 
-def search_peak(
-    highest: float, trial: Callable[[float], float], candidates: Sequence[float] = _CANDIDATES
-) -> tuple[float, dict[float, float]]:
+def search_peak(highest: float, trial: Callable[[float], float]) -> tuple[float, dict[float, float]]:
     """The candidate with the lowest loss, and the losses of all; nan counts as infinite.
 
     ``trial(peak)``: from a snapshot, a whole schedule up to that peak in a few steps, on the same fresh samples for every
@@ -137,7 +135,7 @@ def search_peak(
     below the rule's peak, and the rule is the default.
     """
     losses = {}
-    for factor in candidates:
+    for factor in _CANDIDATES:
         loss = trial(factor * rule_peak(highest))
         losses[factor * rule_peak(highest)] = loss if math.isfinite(loss) else math.inf
     best = min(losses, key=lambda peak: losses[peak])

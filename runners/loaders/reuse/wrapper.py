@@ -76,13 +76,10 @@ class ReusingLoader:
         if self.stage == 1 and min(samples, self.shuffle_buffer // _DEFAULT_BATCHES) < self.batch_size:
             key = samples, self.epochs + (self._start is None)
             if self._rehearsed is None or self._rehearsed[:2] != key:
-                self._rehearsed = *key, self._rehearse(*key)
+                self._rehearsed = *key, sum(1 for _ in self._make_buffer(_Rehearsal(key[0]), key[1]))
             return self._rehearsed[2]
         uses = samples * (self.repeat if self.stage == 1 else 1)
         return uses // self.batch_size if self._drop_last else math.ceil(uses / self.batch_size)
-
-    def _rehearse(self, samples: int, epoch: int) -> int:
-        return sum(1 for _ in self._make_buffer(_Rehearsal(samples), epoch))
 
     def set_epoch(self, epoch: int) -> None:
         """As for `torch.utils.data.DistributedSampler`: before a pass."""
