@@ -322,4 +322,4 @@ ORDER BY j.id
 
 -- name: replicas_of
 -- Of arrays those that are groups of replicas. $1: arrays.
-SELECT DISTINCT array_id FROM jobs WHERE list_contains($1::BIGINT[], array_id) AND spec ->> '$.replicas.max' IS NOT NULL
+SELECT id FROM jobs WHERE list_contains($1::BIGINT[], id) AND spec ->> '$.replicas.max' IS NOT NULL  -- its first task names an array

@@ -178,15 +178,17 @@ def anybody_waits(view: View, started: Collection[int]) -> bool:
     return False
 
 
-def reconcile(view: View, plan: Plan, limits: PreemptionLimits, evictions: Evictions) -> Actions:
+def reconcile(view: View, plan: Plan, limits: PreemptionLimits, evictions: Evictions, replicas: Mapping[int, int] | None = None) -> Actions:
     """The steps to take now. ``plan`` has passed `plan_check.check`. Starts come first, in the plan's order, then moves.
+
+    ``replicas``: the group of each replica. None gives way to another of its group: they train one model, so nothing would be gained.
 
     No job starts on a GPU that is still held. A start that needs an eviction is deferred: its victims are
     stopped now, and a later tick starts it. A running job that is to get other jobs' GPUs keeps running meanwhile.
     """
     if not plan.allocations:
         return Actions()
-    tick = _Tick(view, plan, limits, evictions)
+    tick = _Tick(view, plan, limits, evictions, replicas or {})
     moves = []
     for job, allocation in plan.allocations.items():
         row = tick.row_of[job]
@@ -219,9 +221,9 @@ def next_look(view: View, plan: Plan, actions: Actions, limits: PreemptionLimits
 
 
 class _Tick:
-    def __init__(self, view: View, plan: Plan, limits: PreemptionLimits, evictions: Evictions) -> None:
+    def __init__(self, view: View, plan: Plan, limits: PreemptionLimits, evictions: Evictions, replicas: Mapping[int, int]) -> None:
         jobs = view.jobs
-        self.view, self.plan, self.limits, self.evictions = view, plan, limits, evictions
+        self.view, self.plan, self.limits, self.evictions, self.replicas = view, plan, limits, evictions, replicas
         self.row_of = RowOf(jobs.id)
         self.holders: dict[int, list[int]] = {}
         for row, gpu in holders(plan, view):
@@ -370,6 +372,8 @@ class _Tick:
     def _objection(self, victim: int, job: int) -> str | None:
         if self._keeps(victim):
             return f"the plan lets job {victim} keep the GPUs"
+        if victim in self.replicas and self.replicas[victim] == self.replicas.get(job):
+            return f"job {victim} is a replica of the same group and goes on"
         cooldown, now = self.limits.cooldown, self.view.now
         if victim in self.evictions.yields_to(job, now, self.limits):
             return f"gave way to job {victim} less than {cooldown:g} s ago and may not displace it yet"

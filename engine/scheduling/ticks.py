@@ -266,7 +266,7 @@ class Scheduling:
             plan = self._ask(state, seen.view)
             planned = time.perf_counter()
             plan = check_enacted(check(plan, seen.view, objections=self._objections, apart=self._apart))
-            actions = reconcile(seen.view, plan, self._limits, state.evictions)
+            actions = reconcile(seen.view, plan, self._limits, state.evictions, seen.replicas)
             enactment = self._enactment(state, seen, plan, actions)
         except BaseException as error:  # a policy may be any code
             self._refused(state, seen, blank, error)

@@ -41,6 +41,7 @@ class Snapshot:
     expires_at: Floats  #: end of that lease, inf: open-ended, or none
     profiling: Bools  #: whether that lease is a profiling run
     ineligible: list[tuple[int, str, str]]  #: job, code and reason of jobs that wait for something other than GPUs
+    replicas: Mapping[int, int]  #: group of each replica, of groups that train while some of their tasks wait
 
 
 def snapshot(con: duckdb.DuckDBPyConnection, pool: str, now: float, overheads: Overheads = NOT_MEASURED) -> Snapshot:
@@ -61,7 +62,8 @@ def snapshot(con: duckdb.DuckDBPyConnection, pool: str, now: float, overheads: O
     slowdowns = slowdowns_of(seen.slowdowns, profiles, seen.gpus["product"])
     transfers, left = transfers_of(seen.bank, seen.gains, known)
     view = View(now, pool, table, gpus, nodes, profiles, slowdowns=slowdowns, transfers=transfers, left=left)
-    found = Snapshot(view, lease_id, leases.seconds("expires_at", np.inf), leases.floats("profile", 0.0) > 0, seen.ineligible)
+    profiling = leases.floats("profile", 0.0) > 0
+    found = Snapshot(view, lease_id, leases.seconds("expires_at", np.inf), profiling, seen.ineligible, seen.replica_groups)
     return _checkpoint_first(_within_places(found, seen), seen)
 
 
@@ -89,6 +91,7 @@ class _Read:
     groups: dict[int, int]  #: group of each row that shares its input, where there is more than one node
     #: of groups none of which trains so far: array, job, name, step of its checkpoint, has GPUs
     replicas: list[tuple[int, int, str, int, bool]]
+    replica_groups: dict[int, int]
 
 
 def _within_places(found: Snapshot, seen: _Read) -> Snapshot:
@@ -200,6 +203,7 @@ def _read(con: duckdb.DuckDBPyConnection, pool: str, now: float) -> _Read:
         gains=gains,
         ineligible=[] if schedulable.all() else run(con, "policy/ineligible", pool, now).fetchall(),
         replicas=_saved_replicas(con, jobs, everything),
+        replica_groups=_replica_groups(con, jobs),
         unsaving=_unsaving(con, jobs, work, floats(nodes["leaves"])[nodes["state"] == "up"], now),
         groups={row: int(jobs["input"][row]) for row in np.flatnonzero(jobs["input"]).tolist()} if len(set(gpus["node_id"])) > 1 else {},
         **_saved(con, jobs),
@@ -236,6 +240,13 @@ def _saved(con: duckdb.DuckDBPyConnection, jobs: Columns) -> dict[str, Any]:
     owners = [int(jobs["id"][row]) for row in saved if not jobs["lease_id"][row]]
     steps = dict(run(con, "policy/saved_steps", owners).fetchall()) if owners else {}
     return {"saved": saved, "steps": steps}
+
+
+def _replica_groups(con: duckdb.DuckDBPyConnection, jobs: Columns) -> dict[int, int]:
+    array, holds = ints(jobs["array_id"]), ints(jobs["lease_id"]) > 0
+    both = np.intersect1d(array[holds], array[~holds & (array > 0)])
+    found = [group for (group,) in run(con, "policy/replicas_of", both.tolist()).fetchall()] if len(both) else []
+    return {int(jobs["id"][row]): int(array[row]) for row in np.flatnonzero(np.isin(array, found)).tolist()}
 
 
 def _saved_replicas(con: duckdb.DuckDBPyConnection, jobs: Columns, everything: Columns) -> list[tuple[int, int, str, int, bool]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -86,6 +86,20 @@ def test_the_daemons_word_names_the_living_leases_in_the_order_of_their_tasks(da
     last = told(board, "h1").replicas
     assert last is not None and last.epoch > word.epoch and last.founder == lease and last.stepped == [lease]
     assert "1 of 1 to 3 train; 12 samples committed in steps of 12" in explain(daemon.store, first)["summary"]
+
+
+def test_a_view_names_the_groups_that_train_while_some_of_their_tasks_wait(daemon: Daemon) -> None:
+    first, second, third = submitted(daemon)
+    array = submitted(daemon, "name: a\nrecipe: toy\narray: {params: {lr: [1, 2]}}")
+
+    def groups() -> Mapping[int, int]:
+        with daemon.store.read() as con:
+            return snapshot(con, "default", 1e9).replicas
+
+    assert groups() == {}
+    daemon.grant(second, "h2")
+    daemon.grant(array[0], "h3")
+    assert groups() == dict.fromkeys((first, second, third), first)
 
 
 def test_tasks_that_never_ran_end_with_the_group(daemon: Daemon) -> None:

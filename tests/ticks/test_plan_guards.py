@@ -42,6 +42,15 @@ def test_an_eviction_stops_now_and_starts_later():
     assert act(jobs, {3: (0, 1)}) == Actions(deferred=[(3, "waits for job 2 to stop")])
 
 
+def test_a_replica_does_not_give_way_to_another_of_its_group():
+    view = make_view((2,), [Job(1, held=(0,)), Job(2, held=(1,)), Job(3), Job(4)])
+    plan = plan_of(view, {3: Allocation((0,)), 4: Allocation((1,))})
+    group = {1: 1, 3: 1, 4: 1}
+    actions = reconcile(view, plan, FREE, Evictions(), group)
+    assert actions.stops == [(2, "preempted", 4)], "of another group, or of none, it does"
+    assert actions.deferred == [(3, "job 1 is a replica of the same group and goes on"), (4, "waits for job 2 to stop")]
+
+
 def test_a_job_left_out_goes_on_while_nobody_wants_its_gpus():
     jobs = [Job(1, held=(0,)), Job(2), Job(3, gpus_max=2, held=(2,))]
     assert act(jobs, {2: (1,)}) == Actions(starts=[Start(2, (1,), None)])
