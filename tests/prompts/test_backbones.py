@@ -11,6 +11,9 @@ from stoker.runners.backbones import packaged
 from stoker.runners.backbones.pretrained import load_llm
 from stoker.runners.warm import huge_pages
 
+#: One worker of the tests imports transformers, and reads the models.
+pytestmark = pytest.mark.xdist_group("tiny models")
+
 MOON = "On July 20, 1969, Neil Armstrong became the first person to walk on the Moon."
 
 

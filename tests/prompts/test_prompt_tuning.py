@@ -18,16 +18,16 @@ from stoker.runners.train.trainer import Trainer
 from stoker.runners.worker import script, worker
 from stoker.runners.worker.ranks import Ranks
 
+#: One worker of the tests imports transformers, and reads the models.
+pytestmark = pytest.mark.xdist_group("tiny models")
+
 ALONE = Ranks(0, 1, torch.device("cpu"))
 
 
 @pytest.fixture(autouse=True)
-def as_a_worker():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def as_a_worker(one_thread):
     with rng.preserved():
         yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

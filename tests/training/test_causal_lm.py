@@ -15,6 +15,9 @@ from stoker.runners.train.trainer import Trainer
 from stoker.runners.worker import script, worker
 from stoker.runners.worker.ranks import Ranks
 
+#: One worker of the tests imports transformers, and reads the models.
+pytestmark = pytest.mark.xdist_group("tiny models")
+
 ALONE = Ranks(0, 1, torch.device("cpu"))
 SMALL = {"context": 16, "batch_size": 4, "eval_limit": 4, "eval_every": 0, "checkpoint_every": 0}
 RANDOM = {"backbone": "none", "layers": 2, "width": 32, "lr": 1e-2}

@@ -26,12 +26,9 @@ ALONE = Ranks(0, 1, torch.device("cpu"))
 
 
 @pytest.fixture(autouse=True)
-def as_a_worker():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def as_a_worker(one_thread):
     with rng.preserved():
         yield
-    torch.set_num_threads(before)
 
 
 def need(*wanted):
