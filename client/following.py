@@ -134,7 +134,8 @@ def failure(ended: Sequence[dict[str, Any]]) -> JobFailed | None:
     first = bad[0]
     more = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
     reason = first["state_reason"] if "state_reason" in first else first["reason"]  # a row of the table jobs, or of the view jobs_now
-    return JobFailed(f"job {first['id']} {first['name']} {first['state']}: {reason}{more}{where_to_look(first)}")
+    cause = (reason or "").removesuffix("; see 'stoker logs'")  # which is said with the number, below
+    return JobFailed(f"job {first['id']} {first['name']} {first['state']}: {cause}{more}{where_to_look(first)}")
 
 
 def post_once(client: Client, path: str, body: Any, patience: float = PATIENCE, timeout: float | None = None) -> Any:

@@ -8,6 +8,7 @@ import functools
 import inspect
 import json
 import linecache
+import symtable
 import sys
 import textwrap
 import types
@@ -179,11 +180,17 @@ def _class_text(kind: type) -> str:
 
 
 def _names(text: str) -> Iterator[str]:
-    """The names that the code reads, each once."""
-    seen: set[str] = set()
+    """The names that the code reads from around it, each once; its parameters and variables are its own, whatever the notebook calls so."""
+    outer: set[str] = set()
+    tables = [symtable.symtable(text, "cell", "exec")]
+    for table in tables:
+        tables += table.get_children()
+        outer |= {
+            one.get_name() for one in table.get_symbols() if one.is_referenced() and (one.is_global() or table.get_type() == "module")
+        }
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in seen:
-            seen.add(node.id)
+        if isinstance(node, ast.Name) and node.id in outer:
+            outer.remove(node.id)
             yield node.id
 
 

@@ -33,8 +33,10 @@ def duration(seconds: float | None) -> str:
 
 
 def coarse(seconds: float) -> str:
-    """One unit: ``45s``, ``3m``, ``2h``."""
-    return duration(seconds).split(" ")[0] if seconds >= 1 else "0s"
+    """One unit, from an hour on two: ``45s``, ``3m``, ``1h 59m``."""
+    if seconds < 1:
+        return "0s"
+    return duration(seconds) if seconds >= 3_600 else duration(seconds).split(" ")[0]
 
 
 def relative(ts: float | None, now: float) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from .contract import SWITCHED, Allocation, Bools, Group, Ints, Jobs, Phase, Plan, Reason, View, Waiting, precedence, tunable
 from .placement.consolidated import Placement
 from .queues.later import Later
-from .queues.reasons import lacking, size_words
+from .queues.reasons import lacking, size_and_place
 
 
 class SwitchFlow:
@@ -78,10 +78,11 @@ class _Tick:
 
     def serve(self) -> None:
         """Start jobs that fit: beside others if they can take turns, else on free GPUs. A failed start fails for all equal jobs."""
-        failed: set[tuple[int, float, bool]] = set()
+        kept = self.jobs.gpu_memory if self.jobs.kept is None else self.jobs.kept
+        failed: set[tuple[int, float, bool, float]] = set()
         for row in self._unserved().tolist():
             switched = bool(self.switched[row])
-            kind = (int(self.jobs.gpus_min[row]), float(self.jobs.asks[row]), switched)
+            kind = (int(self.jobs.gpus_min[row]), float(self.jobs.asks[row]), switched, switched * float(kept[row]))
             if kind in failed:
                 continue
             if switched and (gpu := self._best_fit(row)) is not None:
@@ -136,13 +137,13 @@ class _Tick:
 
     def _waiting(self) -> list[Waiting]:
         rows = self._unserved()
-        # These jobs lack memory: some GPU has a place, and they would fit there alone.
+        # These jobs lack memory: some GPU that they may have has a place, and they would fit there alone.
         places = [gpu for gpu, on in self.on.items() if len(on) < self.most]
-        largest = max((float(self.view.gpus.memory[gpu]) for gpu in places), default=-1.0)
-        short = self.switched[rows] & (self.jobs.gpu_memory[rows] <= largest)
+        asks, first, which = np.unique(self.jobs.asks[rows], return_index=True, return_inverse=True)
+        suited = np.array([self.view.suits(row)[places].any() for row in rows[first].tolist()], dtype=bool)
+        short = self.switched[rows] & suited[which]
         found = lacking(self.view, rows[~short], self.placement)
-        for need in np.unique(self.jobs.gpu_memory[rows[short]]).tolist():
-            text = f"needs {size_words(int(need))} of a GPU; the jobs that take turns on one leave less, and none is free"
-            alike = rows[short & (self.jobs.gpu_memory[rows] == need)]
-            found.append(Waiting(Reason("memory", text), self.jobs.id[alike]))
+        for need in np.unique(asks[which[short]]).tolist():
+            text = f"needs {size_and_place(self.placement, need)}; the jobs that take turns on one leave less, and none is free"
+            found.append(Waiting(Reason("memory", text), self.jobs.id[rows[short & (asks[which] == need)]]))
         return found

@@ -125,6 +125,10 @@ GROUP BY n.id, n.fence_after
 -- Runners with the session in force, their state, and whether they were told to leave.
 SELECT id, session, state, leaving FROM nodes
 
+-- name: fleet_silent
+-- Runners that are draining or drained and silent, as policy/nodes has them.
+SELECT id FROM nodes WHERE state IN ('draining', 'drained') AND last_seen < make_timestamp(epoch_us(now())) - INTERVAL 1 MINUTE
+
 -- name: gpu_samples
 -- The newest sample of each GPU, of the last minute.
 SELECT gpu_id, node_id, utilisation, memory_used

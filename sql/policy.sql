@@ -162,8 +162,10 @@ SELECT min(seconds_per_step) AS pace, avg(duration) AS duration FROM profiles WH
 
 -- name: nodes
 -- Every node, its state, the places whose checkpoints it reads, a line each, the bytes of a checkpoint that it fetches at most,
--- and when it hands itself back.
-SELECT id, state, concat_ws(chr(10), host || ':' || home, place, shared_place) AS places, fetch_at_most::DOUBLE AS fetch_at_most, epoch(leaves_at) AS leaves FROM nodes
+-- and when it hands itself back. A draining runner keeps its state however silent it is, so its last report tells, as in silent_runners.
+SELECT id, CASE WHEN state IN ('draining', 'drained') AND last_seen < make_timestamp(epoch_us(now())) - INTERVAL 1 MINUTE
+                THEN 'silent' ELSE state END AS state,
+       concat_ws(chr(10), host || ':' || home, place, shared_place) AS places, fetch_at_most::DOUBLE AS fetch_at_most, epoch(leaves_at) AS leaves FROM nodes
 
 -- name: open_deadlines
 -- How the last deadlines of jobs that have not ended stand, where that is known: when it is, when the job should end, and when it would if it

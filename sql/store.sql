@@ -95,7 +95,7 @@ ORDER BY table_name, column_index
 
 -- name: controlled_jobs
 -- Jobs that a person acts on.
-SELECT id, name, owner, state, held, priority, lease_id, place, excluded, kind,
+SELECT id, name, owner, state, held, priority, lease_id, place, excluded, begin_from, kind,
        EXISTS (FROM progress p WHERE p.job_id = jobs.id AND p.checkpoint_step IS NOT NULL) AS saved
 FROM jobs
 WHERE id IN (SELECT unnest($1::BIGINT[]))
@@ -200,6 +200,15 @@ SELECT id FROM jobs WHERE finished_at IS NULL AND list_contains($1::VARCHAR[], b
 SELECT j.id, k.bytes AS kept_memory
 FROM jobs j JOIN (SELECT unnest($1::BIGINT[]) AS id, unnest($2::BIGINT[]) AS bytes) k ON k.id = j.id
 WHERE k.bytes > coalesce(j.kept_memory, 0)
+
+-- name: keep_alike
+-- Jobs that wait, and do the same work as some that keep more of a GPU than is known of them. $1: these, $2: bytes of each.
+SELECT w.id, max(k.bytes) AS kept_memory
+FROM (SELECT unnest($1::BIGINT[]) AS id, unnest($2::BIGINT[]) AS bytes) k
+JOIN jobs j ON j.id = k.id
+JOIN jobs w ON w.signature = j.signature
+WHERE w.finished_at IS NULL AND w.lease_id IS NULL AND k.bytes > coalesce(w.kept_memory, 0) AND w.spec ->> '$.share.memory' = 'replay'
+GROUP BY w.id
 
 -- name: kept_memory
 -- The most that jobs of a signature have been seen to keep of a GPU while others had the turn, NULL: not known. $1: signature.

@@ -333,10 +333,11 @@ def _progress(tx: Transaction, latest: Mapping[int, _Latest]) -> None:
 
 
 def _keep(tx: Transaction, kept: Mapping[int, int]) -> None:
-    """The GPU memory that jobs keep while others have the turn."""
+    """The GPU memory that jobs keep while others have the turn, and so do jobs like them that wait."""
     more = tx.objects("keep_more", list(kept), list(kept.values())) if kept else []
-    tx.update("jobs", ["id"], more)
     if more:
+        alike = tx.objects("keep_alike", [row["id"] for row in more], [row["kept_memory"] for row in more])
+        tx.update("jobs", ["id"], [*more, *(row for row in alike if row["id"] not in kept)])
         tx.touch("queue", "leases")  # others may fit beside them; their runners judge by it too
 
 
@@ -579,6 +580,12 @@ def change_node(tx: Transaction, batch: Sequence[NodeChange]) -> Sequence[Stoker
         answers.append(None)
     tx.touch("nodes", "leases", "queue")
     return answers
+
+
+def look_again(tx: Transaction, batch: Sequence[None]) -> Sequence[None]:
+    """Runners have become silent, or are heard again, whose states tell of no silence."""
+    tx.touch("nodes", "leases", "queue")
+    return batch
 
 
 def seen(tx: Transaction, batch: Sequence[Mapping[str, float]]) -> Sequence[None]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from ..errors import Conflict, NotFound, Stale
 from ..identity import Process, alive, boot_id
 from ..store.store import Store
-from .registration import NodeChange, change_node, seen
+from .registration import NodeChange, change_node, look_again, seen
 
 #: seconds after the last grace until a silent runner's stopped jobs begin elsewhere: its supervisors kill for 30 s
 MARGIN = 45.0
@@ -37,6 +37,7 @@ class Fleet:
         self._sessions: dict[str, int] = {node: session for node, session, _, _ in rows}
         self._states: dict[str, str] = {node: state for node, _, state, _ in rows}
         self._leaving: dict[str, bool] = {node: leaving for node, _, _, leaving in rows}
+        self._drained_silent = {row[0] for row in store.rows("api/fleet_silent")}
         self._began = clock()  # a fresh daemon gives all runners the full time
         self._heard: dict[str, float] = {}
         self._unanswered: set[str] = set()  #: runners that have registered, and may not know it yet
@@ -100,6 +101,10 @@ class Fleet:
                 self._mark(node, "up", "it is heard again")
             elif state == "draining" and node not in busy:
                 self._mark(node, "drained", "its last job has left")
+        silent_now = {row[0] for row in self._store.rows("api/fleet_silent")}
+        if silent_now != self._drained_silent:  # no state changes, but what lies there can be fetched no longer, or again
+            self._store.write(look_again, None)
+            self._drained_silent = silent_now
 
     def _begin_elsewhere(self, now: float, heard: Mapping[str, float], sessions: Mapping[str, int]) -> None:
         """Silent runners have stopped their jobs by themselves, if they do so: these jobs need not wait for a person."""

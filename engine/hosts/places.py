@@ -155,6 +155,9 @@ def closed(
 
 def reason(job: int, saved: Saved | None, step: int | None, excluded: str | None, places: Places) -> tuple[str, str]:
     """Code and words of why a job can start on no present node."""
+    if saved is not None and not saved.own:
+        lacked = f"; could not be started on {lacks(excluded)}" if excluded else ""
+        return "place", f"the weights with which it begins lie on {places.hosts(saved.place)}, and go to no other host{lacked}"
     if saved is not None:
         lies = f"{places.lies(saved.place, step)}{places.stays(saved)}"
         lies += f"; could not be started on {lacks(excluded)}" if excluded else ""

@@ -104,16 +104,20 @@ def _move(tx: Transaction, jobs: Sequence[Job], request: Control) -> dict[int, s
     """Give checkpoints up, so that jobs may begin anew anywhere."""
     messages = _ended(jobs)
     messages |= {job["id"]: f"is {job['state']}: 'stoker hold {job['id']}' stops it first" for job in jobs if job["lease_id"] is not None}
-    messages |= {job["id"]: "is bound to no place: it may start on any runner" for job in jobs
+    anywhere = {
+        job["id"]: "any runner" if job["begin_from"] is None else f"runners that read the weights of job {job['begin_from']}"
+        for job in jobs
+    }
+    messages |= {job["id"]: f"has no checkpoint to give up: it may start on {anywhere[job['id']]}" for job in jobs
                  if job["id"] not in messages and job["place"] is None and job["excluded"] is None}  # fmt: skip
     moved = [job["id"] for job in jobs if job["id"] not in messages]
     tx.update("jobs", ["id"], [{"id": job, "excluded": None, **GIVEN_UP} for job in moved])
     tx.update("progress", ["job_id"], [{"job_id": job, "step": 0, "checkpoint_step": None} for job in moved])
     for job in moved:
-        tx.event("job.move", request.user, job=job, reason="its checkpoint is given up: it may start on any runner")
+        tx.event("job.move", request.user, job=job, reason=f"its checkpoint is given up: it may start on {anywhere[job]}")
     if moved:
         tx.touch("leases")  # for replicas that wait for it
-    return messages | dict.fromkeys(moved, "may start on any runner, anew where its checkpoint is not")
+    return messages | {job: f"may start on {anywhere[job]}, anew where its checkpoint is not" for job in moved}
 
 
 def _priority(tx: Transaction, jobs: Sequence[Job], request: Control) -> dict[int, str]:

@@ -86,22 +86,54 @@ def submit(tx: Transaction, batch: Sequence[SubmitRequest]) -> Sequence[list[dic
     context = _context(tx, batch)
     answers: list[list[dict[str, Any]] | StokerError] = []
     for request in batch:
-        jobs = request.submission.jobs
         try:
-            known = _known(tx, request, context)
-            fresh = [spec for spec in jobs if spec.name not in known]  # a repetition is answered, not checked again
-            check(fresh, context.pools, tx.now if request.schedule is None else 0.0)
-            edges = _resolve(fresh, known, request.user, context)
-            sources = _weights(tx, fresh, known, request.user, context)
-            begins = _begins(tx, fresh, known, edges, request.user, context)
+            answers.append(_accept(tx, request, *_checked(tx, request, context), context))
         except StokerError as error:
             answers.append(error)
-            continue
-        answers.append(_accept(tx, request, known, edges, sources, begins, context))
     for table in ("jobs", "tiers", "dependencies", "provenance"):
         tx.insert(table, context.tables.get(table, []))
     tx.touch("queue")
     return answers
+
+
+def _checked(
+    tx: Transaction, request: SubmitRequest, context: _Context
+) -> tuple[dict[str, int], dict[str, list[tuple[int | str, str]]], dict[str, int | str], dict[str, int | str]]:
+    """The jobs of a request that are there already, and for the others whom they wait for and begin with; StokerError refuses it."""
+    known = _known(tx, request, context)
+    fresh = [spec for spec in request.submission.jobs if spec.name not in known]  # a repetition is answered, not checked again
+    check(fresh, context.pools, tx.now if request.schedule is None else 0.0)
+    edges = _resolve(fresh, known, request.user, context)
+    sources = _weights(tx, fresh, known, request.user, context)
+    return known, edges, sources, _begins(tx, fresh, known, edges, request.user, context)
+
+
+def on_trial(tx: Transaction, request: SubmitRequest) -> tuple[dict[str, tuple[int, State]], list[JobSpec]]:
+    """What a dry run finds: the jobs that are there already, by name, and all specs without those of their dependencies that are met.
+    Refuses what `submit` would refuse."""
+    context = _context(tx, [request])
+    known, _, sources, begins = _checked(tx, request, context)
+    own = {spec.name for spec in request.submission.jobs}
+
+    def ended(spec: JobSpec, word: str) -> bool:
+        jobs = (known[word],) if word in known else context.names.find(word, _owner(spec, request))
+        return (word in known or word not in own or word == spec.name) and all(context.states[job] in FINAL for job in jobs)
+
+    left = []
+    for spec in request.submission.jobs:
+        source, first = sources.get(spec.name), begins.get(spec.name)
+        saved = isinstance(source, int) and context.sources[source].saved
+        over = isinstance(first, int) and context.states.get(first) in FINAL
+        left.append(
+            msgspec.structs.replace(
+                spec,
+                after=tuple(dependency for dependency in spec.after if not ended(spec, dependency.job)),
+                weights=None if saved else spec.weights,
+                begin=None if over else spec.begin,
+                merge=None if over else spec.merge,
+            )
+        )
+    return {name: (job, context.states[job]) for name, job in known.items()}, left
 
 
 def check(jobs: Sequence[JobSpec], pools: Pools, now: float) -> None:

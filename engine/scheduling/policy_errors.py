@@ -1,4 +1,4 @@
-"""Words for a policy that fails: its error with the line of its code, and the remedy. Also tries whether a policy would fail."""
+"""Asks policies that may hang, and has the words for one that fails: its error with the line of its code, and the remedy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 
 from ...policies import registry
-from ...policies.contract import Policy, View
+from ...policies.contract import Plan, Policy, View
 from .plan_check import PlanError, check, check_enacted
 
 POLICY_ERROR = "policy-error"  #: code of the reason why jobs wait while their policy fails
@@ -17,15 +17,52 @@ ANSWER_SECONDS = 10.0  #: seconds in which a policy has to answer before it is s
 _ENGINE = Path(__file__).parents[1]
 
 
+class Silence(Exception):
+    """A policy has not answered in time."""
+
+
 class _GivenUp(BaseException):
     """Raised in a policy that did not answer in time."""
 
 
+class Questions:
+    """Asks a policy in threads of their own, one at a time, so that one that never answers keeps no other work waiting.
+
+    A policy that does not answer in time is stopped as soon as it is back in Python code, and is not asked again before that.
+    """
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+
+    def plan(self, policy: Policy, view: View, within: float) -> Plan:
+        answers: list[Plan | BaseException] = []
+
+        def ask() -> None:
+            try:
+                answers.append(policy.plan(view))
+            except _GivenUp:
+                pass
+            except BaseException as error:  # a policy is anybody's code
+                answers.append(error)
+
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=ask, name="policy is asked", daemon=True)
+            self._thread.start()
+            self._thread.join(within)
+        if not answers:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident or 0), ctypes.py_object(_GivenUp))
+            raise Silence(f"it does not answer within {within:g} s")
+        if isinstance(answers[0], BaseException):
+            raise answers[0]
+        return answers[0]
+
+
 def words(error: BaseException) -> str:
     """An error of a policy in one line, with the line of its code that it came from."""
-    said = " ".join((str(error) if isinstance(error, PlanError) else f"{type(error).__name__}: {error}").split())
+    plain = isinstance(error, PlanError | Silence)
+    said = " ".join((str(error) if plain else f"{type(error).__name__}: {error}").split())
     said = said if len(said) <= LONGEST_ERROR else f"{said[:LONGEST_ERROR]}…"
-    return said if isinstance(error, PlanError) else said + _line_of(error)
+    return said if plain else said + _line_of(error)
 
 
 def _line_of(error: BaseException) -> str:
@@ -49,26 +86,9 @@ def told(policy: str, pool: str, error: str) -> str:
 
 
 def would_fail(policy: Policy, view: View, within: float = ANSWER_SECONDS) -> str | None:
-    """Why a policy, asked once, gives no valid plan for a view; None: it does.
-
-    It is asked in a thread of its own. A policy that does not answer in time is stopped as soon as it is back in Python code, so that
-    a refused policy takes no time from the daemon.
-    """
-    answers: list[str | None] = []
-
-    def ask() -> None:
-        try:
-            check_enacted(check(policy.plan(view), view))
-            answers.append(None)
-        except _GivenUp:
-            pass
-        except (Exception, SystemExit) as error:  # a policy is anybody's code
-            answers.append(words(error))
-
-    asked = threading.Thread(target=ask, name="policy on trial", daemon=True)
-    asked.start()
-    asked.join(within)
-    if answers:
-        return answers[0]
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(asked.ident or 0), ctypes.py_object(_GivenUp))
-    return f"it does not answer within {within:g} s"
+    """Why a policy, asked once, gives no valid plan for a view in time; None: it does."""
+    try:
+        check_enacted(check(Questions().plan(policy, view, within), view))
+    except BaseException as error:
+        return words(error)
+    return None

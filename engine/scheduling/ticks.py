@@ -47,6 +47,7 @@ from .warm_gpus import changed_pools
 
 log = logging.getLogger(__name__)
 
+LONGEST_ANSWER = 60.0  #: seconds that a policy of a user's own may take for a plan, or its interval where that is longer
 FOLD_SECONDS = 60.0  #: longest time in seconds for which identical decisions are counted before they are written
 #: Settings on which the starts of waiting jobs depend, besides the policy.
 FORETOLD_BY = frozenset({"queue", "leases", "policy", "nodes", "estimates"})
@@ -117,6 +118,7 @@ class _Pool:
     coming: Setting | None = None  #: a setting that the next tick takes up
     inherited: bool = False  #: jobs may hold leases that another policy granted
     asked_at: float = -math.inf  #: time of the last view to which the policy answered or failed
+    questions: policy_errors.Questions = field(default_factory=policy_errors.Questions)  #: to a policy of a user's own
     spared: frozenset[int] = frozenset()  #: expired leases that continue, as no job waited at the last plan
 
 
@@ -196,7 +198,7 @@ class Scheduling:
         with self._lock:
             before = state.setting
             state.inherited = state.inherited or before.policy != coming.policy or before.config_id <= kept.broken
-            state.setting, state.policy, state.folded = coming, policy, None
+            state.setting, state.policy, state.folded, state.questions = coming, policy, None, policy_errors.Questions()
             state.memory, state.failing = kept.memory, None
             if state.coming is coming:  # else a newer one has come since
                 state.coming = None
@@ -261,12 +263,12 @@ class Scheduling:
         blank = Decision(pool, state.setting.policy, state.setting.config_id, now, now, 1, len(seen.view.jobs), "ok", None, viewed - start,
                          0.0, 0.0, "unchanged")  # fmt: skip
         try:
-            plan = state.policy.plan(seen.view)
+            plan = self._ask(state, seen.view)
             planned = time.perf_counter()
             plan = check_enacted(check(plan, seen.view, objections=self._objections, apart=self._apart))
             actions = reconcile(seen.view, plan, self._limits, state.evictions)
             enactment = self._enactment(state, seen, plan, actions)
-        except (Exception, SystemExit) as error:  # a policy may be any code
+        except BaseException as error:  # a policy may be any code
             self._refused(state, seen, blank, error)
             state.asked_at = now
             return
@@ -295,6 +297,13 @@ class Scheduling:
         )
         if math.isfinite(again):
             self._tasks.wake_at(f"policy {pool}", again)
+
+    @staticmethod
+    def _ask(state: _Pool, view: View) -> Plan:
+        """The plan of a pool's policy. One of a user's own that hangs must keep neither the pool nor the next setting waiting."""
+        if state.setting.policy in registry.POLICIES:
+            return state.policy.plan(view)
+        return state.questions.plan(state.policy, view, max(LONGEST_ANSWER, state.setting.interval))
 
     def _kept(self, setting: Setting) -> InheritedMemory:
         return self._kept_by(setting.pool, setting.policy, setting.code, setting.config_id)
@@ -369,6 +378,8 @@ class Scheduling:
         now: dict[int, tuple[str, str]] = {job: (code, reason) for job, code, reason in seen.ineligible}
         for group in plan.waiting:
             now.update(dict.fromkeys(pending.intersection(group.jobs), (group.reason.code, group.reason.text)))
+        unnamed = pending.difference(now, plan.allocations)
+        now.update(dict.fromkeys(unnamed, ("unexplained", f"policy {state.setting.policy} gives no reason")))
         now.update((job, ("deferred", text)) for job, text in actions.deferred if job in pending)
         before = state.waiting
         changed = [(job, *why, before.get(job, ("",))[0] != why[0]) for job, why in now.items() if before.get(job) != why]

@@ -9,6 +9,7 @@ import math
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -111,7 +112,8 @@ def one_run(study: Study, run: Run, progress: Callable[[int, int], None]) -> Stu
         policy = registry.create(run.choice.policy, run.choice.config, interval=study.options.interval)
         options = dataclasses.replace(study.options, seed=run.seed)
         control = study.control(run.choice, options) if study.control is not None and run.choice.auto else None
-        result = simulate(study.workload, study.cluster, policy, options, progress=progress, control=control)
+        with contextlib.redirect_stdout(sys.stderr):  # a policy that prints must not spoil what a program reads
+            result = simulate(study.workload, study.cluster, policy, options, progress=progress, control=control)
         return StudyOutcome(run, result, tuned=None if control is None else control.did())
     except SimulationError as error:
         return StudyOutcome(run, None, str(error))

@@ -371,7 +371,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def waits_for(self) -> list[str]:
         """Jobs, by the spec's names, without which it cannot start. Weights of its own name are those of an earlier job."""
         sources = [job for job in (self.weights_job, self.begin_job, self.merge_job) if job and job != base_name(self.name)]
-        return [dependency.job for dependency in self.after] + sources
+        return list(dict.fromkeys([dependency.job for dependency in self.after] + sources))
 
     def waits_by(self, job: str) -> str:
         """The field by which it waits for a job, or for a task of that array."""

@@ -246,6 +246,12 @@ class Store:
     def _log(self) -> Path:
         return _log_of(self.path)
 
+    @contextlib.contextmanager
+    def trial(self) -> Iterator[Transaction]:
+        """What a write command would find now, for its SELECTs alone."""
+        with self.read() as con:
+            yield Transaction(con, self._catalog, self._clock())
+
     def rows(self, name: str, *parameters: Any) -> list[tuple[Any, ...]]:
         """Rows of ``sql/NAME.sql``."""
         with self.read() as con:

@@ -59,7 +59,7 @@ def why_unserved(queue: Ints, impossible: Ints, never: Why, claim: Floats, block
 def _reason(why: Why, n: int, memory: int, placement: Placement, displaceable: str) -> Reason:
     least, names = placement.asked(memory)
     size = f" of {size_words(least)}" if least else ""
-    need = f"needs {n} GPU{'s' if n > 1 else ''}{size}" + ("" if names is None else f" on {_either(names)}, the only place for it")
+    need = f"needs {n} GPU{'s' if n > 1 else ''}{size}{_place(names)}"
     match why:
         case Why.NO_GPUS:
             return Reason("no-gpus", f"{need}; no runner offers any to this pool")
@@ -74,8 +74,14 @@ def _reason(why: Why, n: int, memory: int, placement: Placement, displaceable: s
             return Reason("behind", "waits its turn: a job before it waits for GPUs")
 
 
-def _either(names: list[str]) -> str:
-    return " or ".join(names) if len(names) < 4 else f"one of {len(names)} nodes"
+def size_and_place(placement: Placement, memory: float) -> str:
+    least, names = placement.asked(memory)
+    return f"{size_words(least)} of a GPU{_place(names)}"
+
+
+def _place(names: list[str] | None) -> str:
+    either = "" if names is None else " or ".join(names) if len(names) < 4 else f"one of {len(names)} nodes"
+    return f" on {either}, the only place for it" if either else ""
 
 
 def size_words(memory: int) -> str:

@@ -232,6 +232,8 @@ class Agent:
         except StokerError as error:
             log.warning("%s; what lies here stays here", error, extra={"action": "unreachable"})
             return True
+        if answer is None:  # it may come back, and is waited for as long as `HandedBack` says
+            return False
         self._want(answer)
         return not answer.send
 

@@ -189,10 +189,19 @@ class Outbox:
         """The daemon answers: retry now."""
         self.retry_at = 0.0
 
-    def ask(self) -> Assignments:
-        """The leases that the daemon wants now. What is asked beside them is the poller's, which is told of it too."""
+    def ask(self) -> Assignments | None:
+        """The leases that the daemon wants now; None: it does not answer, and is to be asked again from `retry_at` on. What is asked
+        beside them is the poller's, which is told of it too."""
         poll = Poll(node=self._node, session=self._session, version=-1, wait=0.0, sends_logs=True, hands_on=True)
-        return _ASSIGNMENTS.decode(self._client.post_raw(POLL, msgspec.json.encode(poll), timeout=_TIMEOUT))
+        try:
+            answer = _ASSIGNMENTS.decode(self._client.post_raw(POLL, msgspec.json.encode(poll), timeout=_TIMEOUT))
+        except FATAL_ERRORS:
+            raise
+        except StokerError as error:
+            self._try_later(error)
+            return None
+        self._backoff.reset()
+        return answer
 
     def flush(self, runs: Iterable[Run], left: bool = False) -> bool:
         """Send all news; returns whether the daemon has taken everything that there is now."""
@@ -209,9 +218,7 @@ class Outbox:
         except FATAL_ERRORS:
             raise
         except StokerError as error:
-            if self._backoff.fresh:
-                log.warning("%s; what there is to report waits", error, extra={"action": "unreachable"})
-            self.retry_at = time.monotonic() + self._backoff.next()
+            self._try_later(error)
             del self.samples[: -_SAMPLES_KEPT or None]
             return False
         self._backoff.reset()
@@ -220,6 +227,11 @@ class Outbox:
         self._records_at = self.taken_at + _GATHER
         self._acknowledge(report, offsets, ack, {run.lease: run for run in runs})
         return True
+
+    def _try_later(self, error: StokerError) -> None:
+        if self._backoff.fresh:
+            log.warning("%s; what there is to report waits", error, extra={"action": "unreachable"})
+        self.retry_at = time.monotonic() + self._backoff.next()
 
     def _worth_sending(self, report: Report) -> bool:
         """States and health are sent at once. Records are gathered first: each report costs the daemon a transaction, whatever its size."""

@@ -383,6 +383,8 @@ def living(path: Path) -> list[int]:
 def _opened(path: Path) -> tuple[int, mmap.mmap]:
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        raise
     except OSError as error:
         raise NoRoom(f"{path}: {error.strerror}") from None
     try:

@@ -57,11 +57,12 @@ class InputGroups:
 
 
 def clear(ring: Path) -> None:
-    """Remove a ring and its description, and the directory after the last one."""
+    """Remove a ring and its description, the group's directory after the last one, and the home's after the last group."""
     for file in (ring, ring.with_suffix(".json")):
         file.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         ring.parent.rmdir()
+        ring.parent.parent.rmdir()
 
 
 def _digest(text: str) -> str:

@@ -64,9 +64,12 @@ class SharedInput:
     def _enter(self, lease: int, first: int, description: Description) -> None:
         while True:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if any(folder.stat().st_uid != os.getuid() for folder in (self._path.parent, self._path.parent.parent)):
-                raise NoRoom(f"{self._path.parent} belongs to another user")  # whose pickles are not to be read
-            self._opened = BatchRing(self._path, self._memory)
+            try:
+                if any(folder.stat().st_uid != os.getuid() for folder in (self._path.parent, self._path.parent.parent)):
+                    raise NoRoom(f"{self._path.parent} belongs to another user")  # whose pickles are not to be read
+                self._opened = BatchRing(self._path, self._memory)
+            except FileNotFoundError:
+                continue  # the last member has just removed the directory
             self._opened.enter(lease, first)
             if self._opened.in_place:
                 break

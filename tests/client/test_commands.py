@@ -65,6 +65,16 @@ def test_a_retry_that_is_sent_twice_submits_once(jobs: Jobs) -> None:
     assert not other["existing"] and other["of"] == second
 
 
+def test_a_retry_by_name_that_is_sent_twice_submits_once(stoker: Stoker, jobs: Jobs) -> None:
+    """By the second time the name means the job that the first has made, whatever has become of that."""
+    assert stoker("submit", "--array", "n=0,1", "--name", "named", "--wait", "--", "sh", "-c", "exit {n}")[0] == 10
+    (made,) = jobs.client.post("/v1/jobs/named/retry", {"key": "again"})["jobs"]
+    for _ in range(2):
+        (same,) = jobs.client.post("/v1/jobs/named/retry", {"key": "again"})["jobs"]
+        assert (same["id"], same["existing"], same["of"], same["name"]) == (made["id"], True, made["of"], "named[1]")
+        jobs.ended(made["id"])
+
+
 def test_wait_gives_up_in_time(stoker: Stoker, jobs: Jobs) -> None:
     held = jobs.shell("slow", "true", hold=True)
     began = time.monotonic()

@@ -192,6 +192,19 @@ def test_a_notebooks_function_is_sent_with_what_it_uses(at_home: Path) -> None:
     names["opened"].close()
 
 
+def test_names_of_a_functions_own_are_not_the_notebooks() -> None:
+    """A notebook's ``x`` is as often a tensor or a frame as a function's ``x`` is a parameter."""
+    own = notebook(
+        "x = f = row = sys = other = object()\nBASE = 2\nTIMES = 3\n",
+        "def add(x, *, f=BASE):\n"
+        "    import sys\n"
+        "    def inner(row):\n"
+        "        return [other * TIMES for other in (x, f, row)]\n"
+        "    return inner(sys.maxsize)\n",
+    )
+    assert cells(own["add"]).splitlines()[:3] == ["BASE = 2", "TIMES = 3", ""]
+
+
 def test_a_function_of_a_prompt_has_no_source() -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
     exec("def typed(): pass", names)

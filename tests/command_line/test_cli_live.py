@@ -16,6 +16,7 @@ import tempfile
 import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -230,6 +231,24 @@ def test_a_dry_run_submits_nothing(stoker: Stoker, jobs: dict[str, int]) -> None
     code, out, err = stoker("submit", "--dry-run", "--name", "ghost", "--", "true")
     assert code == 0 and "ghost" in out and "nothing was submitted" in err
     assert stoker("show", "ghost")[0] == 3
+
+
+def test_a_dry_run_looks_for_the_jobs_that_it_names(stoker: Stoker, jobs: dict[str, int]) -> None:
+    def ask(*options: str) -> tuple[int, str, str]:
+        return stoker("submit", "--dry-run", "--name", "ghost", *options, "--json", "--", "true")
+
+    def row(*options: str) -> dict[str, Any]:
+        return dict(json.loads(ask(*options)[1])["jobs"][0])
+
+    assert row("--after", "good", "--after", "bad:any")["state"] == "pending", "both have ended"
+    waits = row("--after", "good", "--after", "later")
+    assert (waits["state"], waits["reason"]) == ("submitted", "waits for later")
+    assert ask("--after", "nosuch")[0] == 3 and ask("--after", "bad")[0] == 2
+    assert stoker("submit", "--dry-run", "--recipe", "toy", "--weights", "job:good")[0] == 2, "its checkpoints are its own"
+    again = ("--idempotency-key", "once", "--hold")
+    number = json.loads(stoker("submit", *again, "--name", "ghost", "--json", "--", "true")[1])["jobs"][0]["id"]
+    assert (row(*again)["id"], row(*again)["existing"]) == (number, True)
+    assert ask("--idempotency-key", "once", "--priority", "3")[0] == 4
 
 
 def test_a_snapshot_is_what_runs(stoker: Stoker, jobs: dict[str, int]) -> None:

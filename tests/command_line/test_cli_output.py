@@ -37,7 +37,9 @@ def test_durations(seconds: float | None, text: str) -> None:
     assert fmt.duration(seconds) == text
 
 
-@pytest.mark.parametrize(("away", "text"), [(180, "in 3m"), (-300, "5m ago"), (0.4, "now"), (90_000, "in 1d"), (-3599, "59m ago")])
+@pytest.mark.parametrize(
+    ("away", "text"), [(180, "in 3m"), (-300, "5m ago"), (0.4, "now"), (7140, "in 1h 59m"), (90_000, "in 1d 01h"), (-3599, "59m ago")]
+)
 def test_relative_times(away: float, text: str) -> None:
     assert fmt.relative(1e9 + away, 1e9) == text
 

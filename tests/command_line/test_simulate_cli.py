@@ -59,6 +59,7 @@ from stoker.policies.fifo import Fifo
 class Raises(Fifo):
     name = "raises"
     def plan(self, view):
+        print("this is no JSON")
         raise RuntimeError("no idea")
 
 class Dies(Fifo):

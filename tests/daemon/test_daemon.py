@@ -28,10 +28,11 @@ from stoker.engine.jobs.schedule_rows import NewSchedule, add_schedule
 from stoker.engine.jobs.states import State
 from stoker.engine.jobs.submission import SubmitRequest, submit
 from stoker.engine.protocol import VERSION, GpuInfo, Hello, Report
+from stoker.engine.scheduling import ticks
 from stoker.engine.scheduling.policy_errors import would_fail
 from stoker.engine.scheduling.policy_settings import PolicySetting, set_policy
 from stoker.engine.scheduling.ticks import Scheduling
-from stoker.engine.spec.model import Demand, JobSpec, Provenance, Submission, Tier
+from stoker.engine.spec.model import Demand, Dependency, JobSpec, Provenance, Submission, Tier
 from stoker.engine.tasks import Tasks
 from stoker.policies.fifo import Fifo
 from waiting import patient, until
@@ -494,7 +495,56 @@ class TestScheduling:
                     pass
 
         assert would_fail(Spins(Fifo.Config()), scheduling.look("default").view, 0.01) == "it does not answer within 0.01 s"
-        until(lambda: not any(thread.name == "policy on trial" for thread in threading.enumerate()))
+        until(lambda: not any(thread.name == "policy is asked" for thread in threading.enumerate()))
+
+    def test_a_policy_of_ones_own_that_hangs_is_given_up_and_another_takes_its_place(self, store, scheduling, tmp_path, monkeypatch):
+        (tmp_path / "stuck_policies.py").write_text(
+            "import threading\n"
+            "from stoker.policies.fifo import Fifo\n"
+            "let_go = threading.Event()\n"
+            "class Stuck(Fifo):\n"
+            "    def plan(self, view):\n"
+            "        let_go.wait()\n"
+            "        raise KeyboardInterrupt\n"
+        )
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.setattr(ticks, "LONGEST_ANSWER", 0.05)
+        put(store, JobSpec(name="j", recipe="toy"))
+        store.write(set_policy, PolicySetting("default", "stuck_policies:Stuck", 0.01, {}, "ann"))
+        scheduling.reload()
+        before = threading.active_count()
+        for _ in range(3):
+            scheduling.tick("default")
+        (pool,) = scheduling.in_force()
+        assert pool["error"] == "it does not answer within 0.05 s" and "repair it and set it again" in pool["remedy"]
+        assert threading.active_count() <= before + 1, "it is not asked again before it is back"
+        scheduling._pools["default"].setting.loaded.policy.plan.__globals__["let_go"].set()
+        until(lambda: threading.active_count() == before)
+        scheduling.tick("default")
+        assert scheduling.in_force()[0]["error"].startswith("KeyboardInterrupt: (stuck_policies.py, line 7")
+        store.write(set_policy, PolicySetting("default", "fifo", 5.0, {}, "ann"))
+        scheduling.reload()
+        scheduling.tick("default")
+        assert scheduling.in_force()[0]["error"] is None
+        with store.read() as con:
+            assert con.execute("SELECT state FROM jobs").fetchall() == [("assigned",)]
+
+    def test_a_job_of_which_the_policy_says_nothing_is_told_so(self, store, scheduling, tmp_path, monkeypatch):
+        (tmp_path / "mute_policies.py").write_text(
+            "from stoker.policies.contract import Plan\n"
+            "from stoker.policies.fifo import Fifo\n"
+            "class Mute(Fifo):\n"
+            "    def plan(self, view):\n"
+            "        return Plan({})\n"
+        )
+        monkeypatch.syspath_prepend(str(tmp_path))
+        put(store, JobSpec(name="j", recipe="toy"))
+        store.write(set_policy, PolicySetting("default", "mute_policies:Mute", 5.0, {}, "ann"))
+        scheduling.reload()
+        scheduling.tick("default")
+        with store.read() as con:
+            said = con.execute("SELECT code, reason FROM waiting").fetchall()
+        assert said == [("unexplained", "policy mute_policies:Mute gives no reason")]
 
     def test_a_setting_that_is_being_taken_up_is_told_all_the_while(self, store, scheduling, monkeypatch):
         scheduling.tick("default")
@@ -526,6 +576,8 @@ class TestScheduling:
     def test_a_dry_run_tells_when_a_job_would_start(self, store, scheduling):
         fits = JobSpec(name="x", recipe="toy", estimate=10.0)
         assert scheduling.foresee([fits])[0][1] == "starts at once"
+        twice = JobSpec(name="y", recipe="toy", weights="job:x", after=(Dependency("x"),))
+        assert scheduling.foresee([twice])[0] == (None, "waits for x")
         put(store, *(JobSpec(name=f"j{i}", recipe="toy", estimate=100.0) for i in range(2)))
         scheduling.tick("default")
         start, why = scheduling.foresee([fits])[0]

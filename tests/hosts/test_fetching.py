@@ -23,6 +23,7 @@ from stoker.engine.fleet.board import Board
 from stoker.engine.fleet.kept_bundles import KeptBundles
 from stoker.engine.fleet.places_told import drop_bundle, fetch_at_most, take_sent
 from stoker.engine.fleet.registration import NodeChange
+from stoker.engine.fleet.silence import Fleet
 from stoker.engine.forecast.explain import explain
 from stoker.engine.home import Home
 from stoker.engine.hosts.bundles import PIECE, Damaged, digest_of, fetch, send, tree, unpack
@@ -129,6 +130,27 @@ def test_where_nobody_can_send_it_nothing_waits_for_it(hosts: Daemon) -> None:
     ((assignment,), _) = told(hosts, "h2")
     assert assignment.fetch is not None and assignment.fetch.refused == "no runner is there to send it"
     assert told(hosts, "h1")[1] == []
+
+
+def test_a_drained_runner_that_is_silent_sends_nothing_until_it_is_heard_again(hosts: Daemon) -> None:
+    job = saved(hosts, "h1")
+    hosts.grant(job, "h2")
+    for state in ("draining", "drained"):
+        hosts.store.write(registration.change_node, NodeChange("h1", state, "ann", "switched off"))
+    moments = [0.0]
+    fleet, looks = Fleet(hosts.store, lambda: moments[0]), []
+    hosts.store.listen(lambda commit: looks.append(commit.topics) if "leases" in commit.topics else None)
+
+    def refused() -> str:
+        ((assignment,), _) = told(hosts, "h2")
+        assert assignment.fetch is not None
+        return assignment.fetch.refused
+
+    heard = time.time()
+    for ago, words, looked in ((0, "", 0), (90, "no runner is there to send it", 1), (90, "no runner is there to send it", 1), (0, "", 2)):
+        hosts.store.write(lambda tx, batch: [tx.update("nodes", ["id"], batch)], {"id": "h1", "last_seen": heard - ago})
+        fleet.watch()
+        assert (refused(), len(looks)) == (words, looked)
 
 
 def test_a_version_that_does_not_fetch_is_given_no_job_that_would_have_to(daemon: Daemon) -> None:

@@ -13,14 +13,18 @@ import msgspec
 import pytest
 from afar import Clock, Daemon
 from e2e import SAVES, Jobs, RunnerProcess, command, end_workers, free_port, until
+from stoker.engine.errors import Stale, StokerError, Unreachable
 from stoker.engine.fleet import registration
 from stoker.engine.home import Home
 from stoker.engine.jobs.leases import LeaseStop, stop
-from stoker.engine.protocol import Report
+from stoker.engine.protocol import Assignments, Report, SendCheckpoint
 from stoker.engine.scheduling.view import snapshot
 from stoker.engine.spec.model import JobSpec
 from stoker.policies import registry
 from stoker.runners.handover import handed_back
+from stoker.runners.host.agent import Agent, Options
+from stoker.runners.host.gpus import find
+from stoker.runners.host.link import Outbox
 from stoker.runners.host.runs import RunPhase
 from stoker.runners.lease.rundir import RunDir
 
@@ -127,6 +131,27 @@ def test_it_waits_for_its_daemon_from_when_its_jobs_have_ended(monkeypatch: pyte
 
 
 @pytest.mark.slow
+def test_it_leaves_no_checkpoint_behind_because_its_daemon_is_away_for_a_moment(home: Home) -> None:
+    answers: list[StokerError | Assignments] = [
+        Unreachable("no daemon answers"),
+        Assignments(version=1, leases=[], send=[SendCheckpoint(job=1, after=1)]),
+        Assignments(version=2, leases=[]),
+        Stale("another agent has the node"),
+    ]
+
+    class Daemons:
+        def post_raw(self, *_: object, **__: object) -> bytes:
+            answer = answers.pop(0)
+            if isinstance(answer, StokerError):
+                raise answer
+            return msgspec.json.encode(answer)
+
+    agent = Agent(Options(home.create().path, "pilot"), Daemons, find("pilot", 1))
+    outbox = Outbox(Daemons(), "pilot", 1)
+    assert not agent._all_sent(outbox) and outbox.waiting
+    assert [agent._all_sent(outbox) for _ in range(3)] == [False, True, True]
+
+
 def test_when_its_time_is_up_it_leaves_by_itself(start_daemon, home: Home) -> None:
     client = start_daemon().client()
     jobs = Jobs(client)

@@ -93,9 +93,18 @@ def test_it_waits_for_a_place_that_is_gone_until_it_is_moved(hosts: Daemon) -> N
     assert done["message"] == "may start on any runner, anew where its checkpoint is not"
     assert starts(look(hosts).view) == {bound: ["h2/cpu0"]}
     (again,) = hosts.store.write(control, Control("move", (bound,), "ann"))
-    assert again["message"] == "is bound to no place: it may start on any runner"
+    assert again["message"] == "has no checkpoint to give up: it may start on any runner"
     hosts.grant(bound, "h2")
     assert hosts.store.write(control, Control("move", (bound,), "ann"))[0]["message"].startswith("is assigned: 'stoker hold ")
+
+
+def test_a_job_that_begins_with_weights_is_not_told_to_give_them_up(hosts: Daemon) -> None:
+    source = saved(hosts, "h1", spec=JobSpec(name="source", recipe="digits-cnn", stop=SpecStop(iterations=9)))
+    begins = hosts.submit(JobSpec(name="tagger", recipe="digits-cnn", kind="infer", weights=f"job:{source}"))
+    hosts.store.write(registration.change_node, NodeChange("h1", "gone", "ann", "dead"))
+    assert (begins, "place", "the weights with which it begins lie on h1 (gone), and go to no other host") in look(hosts).ineligible
+    (told,) = hosts.store.write(control, Control("move", (begins,), "ann"))
+    assert told["message"] == f"has no checkpoint to give up: it may start on runners that read the weights of job {source}"
 
 
 @pytest.mark.parametrize("policy", ["fifo", "srtf", "optimus", "unisched"])

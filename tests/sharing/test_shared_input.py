@@ -18,7 +18,7 @@ from stoker.engine.spec.build import Context
 from stoker.engine.spec.reading.load import load_text
 from stoker.runners.lease import processes
 from stoker.runners.share import input_groups, shared_input
-from stoker.runners.share.batch_ring import living
+from stoker.runners.share.batch_ring import BatchRing, living
 from stoker.runners.share.input_groups import InputGroup, InputGroups
 from stoker.runners.share.shared_input import SharedInput, described, same
 from stoker.runners.train.batch_feeds import SampleSource, SharedFeed, StreamFeed
@@ -158,7 +158,23 @@ def test_what_the_dead_have_left_is_taken_away(tmp_path: Path, forked: Any, monk
     os.kill(pid, signal.SIGKILL)
     code(pid)
     groups.clean()
-    assert not place.exists()
+    assert not groups._place.exists()
+
+
+def test_a_directory_that_goes_while_a_member_joins_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last member of before leaves between two lines of the next one."""
+    taken = [0]
+
+    def opened(path: Path, memory: int) -> BatchRing:
+        if not taken[0]:
+            taken[0] += 1
+            input_groups.clear(path)
+        return BatchRing(path, memory)
+
+    monkeypatch.setattr(shared_input, "BatchRing", opened)
+    shared = SharedInput.join(group(tmp_path), {}, 0)
+    assert shared is not None and taken == [1]
+    shared.close()
 
 
 def test_functions_and_what_they_are_made_of_tell_batches_apart() -> None:
@@ -251,7 +267,7 @@ def test_members_of_a_sweep_end_as_alone_also_when_one_is_killed(jobs: Jobs, hom
     assert all(sum(one) >= STEPS for one in both) and sum(found for _, found in both) > STEPS / 2
     jobs.act("cancel", victim)
     jobs.ended(victim)
-    until(lambda: not [*input_groups.MEMORY.glob(f"{InputGroups(home.path)._place.name}/*")])
+    until(lambda: not (input_groups.MEMORY / InputGroups(home.path)._place.name).exists())
 
 
 def rank_of(jobs: Jobs, job: int) -> int:

@@ -148,16 +148,17 @@ def test_a_step_is_taken_once(tmp_path: Path, monkeypatch: Any, look: int, given
 
 def test_what_each_keeps_fits_with_the_most_that_one_more_needs() -> None:
     def starts(*kept: float, memory: float = 10) -> bool:
-        jobs = [Facts(1, memory=7 * GIB, share="switched", held=(0,)), Facts(2, memory=6 * GIB, share="switched")]
-        view = make_view([1], jobs, memory=[memory * GIB])
+        others = [Facts(number, memory=6 * GIB, share="switched") for number in range(2, max(len(kept), 2) + 1)]
+        view = make_view([1], [Facts(1, memory=7 * GIB, share="switched", held=(0,)), *others], memory=[memory * GIB])
         if kept:
             view = dataclasses.replace(view, jobs=dataclasses.replace(view.jobs, kept=np.array(kept) * GIB))
-        return 2 in registry.create("switchflow", {}).plan(view).allocations
+        return others[-1].id in registry.create("switchflow", {}).plan(view).allocations
 
     assert not starts()
     assert starts(2, 3)  # 2 and 3, and 5 of the first
     assert not starts(2, 3.5) and not starts(7, 3)
     assert starts(7, 3, memory=13)
+    assert starts(2, 6, 3)  # the one before it does not fit
 
 
 def _told(job: int, memory: int, kept: int = 0) -> Assignment:
@@ -199,6 +200,20 @@ def test_another_one_joins_when_it_is_known_what_both_keep(store: Store) -> None
     assert {one.job: (one.gpu_memory, one.kept_memory) for one in host.board._answers["n1"].leases} == {
         first: (7 * GIB, 4 * GIB), second: (6 * GIB, 3 * GIB),
     }  # fmt: skip
+
+
+def test_what_one_keeps_is_known_of_those_like_it_that_wait(store: Store) -> None:
+    host = Host(store, slots=1, memory=10 * GIB)
+    replay, pause = Share(gpu="switched", memory="replay"), Share(gpu="switched")
+    first, alike, whole = (
+        host.submit(name, gpu_memory=7 * GIB, share=share) for name, share in (("a", replay), ("a", replay), ("a", pause))
+    )
+    host.tick({first: Allocation((0,))})
+    host.runs(first)
+    host.report(records=[Records(lease=host.lease(first), rank=0, records=[Record(seq=1, ts=time.time(), step=1, kept=2 * GIB)])])
+    assert dict(host.rows("SELECT id, kept_memory FROM jobs")) == {first: 2 * GIB, alike: 2 * GIB, whole: None}
+    host.tick({job: Allocation((0,)) for job in (first, alike)}, groups=[Group("switched", (first, alike))])
+    assert len(host.shares()) == 2, "2 and 2, and 5 of either"
 
 
 # ---- what is refused ----

@@ -15,7 +15,7 @@ from stoker.engine.sim.run_options import NO_LIMITS, Costs
 from stoker.policies import registry
 from stoker.policies.contract import Plan, Profile, View, precedence
 from stoker.policies.placement.consolidated import Placement
-from views import GIB, Job, make_view, reasons
+from views import GIB, Job, make_view, placed, reasons
 from views import given as given_gpus
 
 
@@ -63,6 +63,16 @@ def test_the_needs_of_all_fit_and_each_goes_where_least_is_left() -> None:
     later = plan(make_view([1], [turns(1, 5, held=(0,)), turns(2, 4)], memory=[8 * GIB]))
     assert [(one.reason.code, one.reason.text) for one in later.waiting] == [
         ("memory", "needs 4 GiB of a GPU; the jobs that take turns on one leave less, and none is free")
+    ]
+
+
+def test_a_job_that_only_one_node_can_continue_waits_for_that_node() -> None:
+    jobs = [Job(1, held=(0,)), turns(2, 5, held=(1,)), turns(3, 4)]
+    elsewhere = plan(placed(make_view([1, 1], jobs, memory=[8 * GIB, 8 * GIB]), {3: [0]}))
+    full = plan(placed(make_view([1, 1], jobs, memory=[8 * GIB, 8 * GIB]), {3: [1]}))
+    assert [(one.reason.code, one.reason.text) for answer in (elsewhere, full) for one in answer.waiting] == [
+        ("resources", "needs 1 GPU of 4 GiB on n0, the only place for it; too few are free"),
+        ("memory", "needs 4 GiB of a GPU on n1, the only place for it; the jobs that take turns on one leave less, and none is free"),
     ]
 
 

@@ -253,7 +253,7 @@ def test_every_reason_for_waiting_is_explained() -> None:
     query = sql("policy/ineligible")
     (choice,) = re.findall(r"CASE (WHEN j\.held .*?) END AS code", query, re.DOTALL)
     ours += re.findall(r"(?:THEN|ELSE) '([a-z-]+)'", choice)
-    ours += re.findall(r'\(job, \("([a-z-]+)", text\)\)', (ROOT / "engine" / "scheduling" / "ticks.py").read_text())
+    ours += re.findall(r'\w+, \("([a-z-]+)", (?:text|f")', (ROOT / "engine" / "scheduling" / "ticks.py").read_text())
     ours += re.findall(r'return "([a-z]+)", f"', (ROOT / "engine" / "hosts" / "places.py").read_text())
     ours.append(policy_errors.POLICY_ERROR)
     assert sorted(code for row in table("Why a job waits", "code") for code in words(row[0])) == sorted(set(ours))

@@ -20,8 +20,8 @@ from ...jobs.moves import WAITING
 from ...jobs.owners import require_own
 from ...jobs.pipeline_history import describe
 from ...jobs.schedule_rows import NewSchedule, add_schedule
-from ...jobs.states import FINAL
-from ...jobs.submission import SubmitRequest, check, pools_of, submit
+from ...jobs.states import FINAL, State
+from ...jobs.submission import SubmitRequest, check, on_trial, pools_of, submit
 from ...json_rows import first, objects
 from ...logfile import LogPart, Place, read_log, read_timed
 from ...logfile import since as place_since
@@ -116,8 +116,8 @@ async def _judge(call: Call, submission: Submission) -> None:
 
 async def _submit(call: Call, submission: Submission) -> dict[str, Any]:
     if submission.dry_run:
-        answer = await call.run(Kind.REPORT, _dry_run, call, submission)
-        await _foretell(call, submission.jobs, answer["jobs"])
+        answer, left = await call.run(Kind.REPORT, _dry_run, call, submission)
+        await _foretell(call, left, answer["jobs"])
         return answer
     store = call.daemon.store
     if cron := submission.jobs[0].cron:
@@ -129,20 +129,37 @@ async def _submit(call: Call, submission: Submission) -> dict[str, Any]:
     return {"jobs": jobs, "schedule": None, "dry_run": False}
 
 
-def _dry_run(call: Call, submission: Submission) -> dict[str, Any]:
+def _dry_run(call: Call, submission: Submission) -> tuple[dict[str, Any], list[JobSpec]]:
+    """The answer, and the specs with what they still wait for."""
     store = call.daemon.store
-    check(submission.jobs, pools_of(store.rows("store/pool_sizes")), time.time())
+    there: dict[str, tuple[int, State]] = {}
+    if submission.jobs[0].cron:  # what its jobs wait for is looked up whenever they are submitted
+        check(submission.jobs, pools_of(store.rows("store/pool_sizes")), time.time())
+        left = submission.jobs
+    else:
+        with store.trial() as tx:
+            there, left = on_trial(tx, SubmitRequest(submission, call.who.user))
     jobs = []
-    for spec, (start, why) in zip(submission.jobs, call.daemon.scheduling.foresee(submission.jobs), strict=True):
-        state = "submitted" if spec.hold or spec.waits_for else "pending"
-        jobs.append({"id": None, "name": spec.name, "state": state, "existing": False, "reason": why, "est_start": start, "forecast": None})
-    return {"jobs": jobs, "schedule": None, "dry_run": True}
+    for spec, (start, why) in zip(left, call.daemon.scheduling.foresee(left), strict=True):
+        job = {"id": None, "name": spec.name, "state": "submitted" if spec.hold or spec.waits_for else "pending", "existing": False,
+               "reason": why, "est_start": start, "forecast": None}  # fmt: skip
+        if known := there.get(spec.name):
+            number, state = known
+            job |= {
+                "id": number,
+                "state": state,
+                "existing": True,
+                "reason": f"is job {number}, of this idempotency_key",
+                "est_start": None,
+            }
+        jobs.append(job)
+    return {"jobs": jobs, "schedule": None, "dry_run": True}, left
 
 
 async def _foretell(call: Call, specs: list[JobSpec], answers: list[dict[str, Any]]) -> None:
     """Add to the answers of the first jobs with deadlines whether these are expected to be met."""
     for row in with_deadlines(specs)[:MOST_FORETOLD]:
-        if specs[row].cron is None:
+        if specs[row].cron is None and not answers[row]["existing"]:
             answers[row]["forecast"] = await call.daemon.admission.of_spec(specs, row)
 
 

@@ -37,16 +37,25 @@ async def retry(call: Call) -> dict[str, Any]:
 
 async def submit_again(call: Call, asked: Retry) -> dict[str, Any]:
     named = await named_job(call, Kind.CONTROL)
-    submission, numbers = await call.control(_again, call, named.job, asked, named.array or asked.array)
+    submission, numbers, before = await call.control(_again, call, named.job, asked, named.array or asked.array)
+    if before:
+        return {"jobs": before}
     jobs = await asyncio.wrap_future(call.daemon.store.submit(submit, SubmitRequest(submission, call.who.user)))
     return {"jobs": [{**job, "of": numbers[job["name"]]} for job in jobs]}
 
 
-def _again(call: Call, job: int, asked: Retry, array: bool) -> tuple[Submission, dict[str, int]]:
-    """The submission, and the job that each new job retries, by name."""
+def _again(call: Call, job: int, asked: Retry, array: bool) -> tuple[Submission, dict[str, int], list[dict[str, Any]]]:
+    """The submission, and the job that each new job retries, by name; or the jobs that the same request has submitted before: by then
+    a name means those."""
     store = call.daemon.store
     tasks = [number for (number,) in store.rows("api/array_tasks", job)]
     found = objects(store, "api/to_retry", (tasks if array else []) or [job])
+    provenance = Provenance(argv=[], cwd="/")
+    before = [row for row in found if asked.key and (row["spec"].get("idempotency_key") or "").startswith(f"{asked.key}/")]
+    if before:
+        told = [{**{name: row[name] for name in ("id", "name", "state")}, "existing": True,
+                 "of": int(row["spec"]["idempotency_key"].rpartition("/")[2])} for row in before]  # fmt: skip
+        return Submission(jobs=[], provenance=provenance), {}, told
     bad = [row for row in found if row["state"] in (State.FAILED, State.CANCELLED)]
     if not bad:
         raise Conflict(_not_retried(found))
@@ -56,8 +65,9 @@ def _again(call: Call, job: int, asked: Retry, array: bool) -> tuple[Submission,
         require_own(f"job {row['id']} {row['name']}", row["owner"], call.only)
     now = time.time()
     specs = [_anew(msgspec.convert(row["spec"], JobSpec), row, asked.key, now) for row in bad]
-    (provenance,) = objects(store, "api/provenance", bad[0]["id"]) or [{"argv": [], "cwd": "/"}]
-    return Submission(jobs=specs, provenance=msgspec.convert(provenance, Provenance)), {row["name"]: row["id"] for row in bad}
+    for known in objects(store, "api/provenance", bad[0]["id"]):
+        provenance = msgspec.convert(known, Provenance)
+    return Submission(jobs=specs, provenance=provenance), {row["name"]: row["id"] for row in bad}, []
 
 
 def _not_retried(found: list[dict[str, Any]]) -> str:

@@ -166,7 +166,9 @@ def forget(app: App, node: str) -> Answer:
 @examples("stoker drain gpu1", "stoker drain gpu1 --wait --timeout 3600", "stoker drain gpu1 --now")
 def drain(app: App, node: str, now: bool, wait: bool, timeout: float) -> Answer:
     """Let a runner finish its jobs and start no more; 'stoker runner resume' takes it back."""
-    jobs = "are asked to save and stop, and are queued again" if now else "go on to their end, and servers elsewhere"
+    jobs = (
+        "are asked to save and stop, and are queued again" if now else "go on to their end; servers go to hosts that can read their weights"
+    )
     answer = _act(app, node, "drain", "is drained" if wait else f"starts nothing more; its jobs {jobs}", now=now)
     end = time.monotonic() + timeout
     while wait and _busy(app, node):

@@ -21,7 +21,7 @@
     return `${whole}s`;
   }
 
-  const coarse = (seconds) => duration(seconds).split(" ")[0];
+  const coarse = (seconds) => (Math.abs(seconds) >= 3600 ? duration(seconds) : duration(seconds).split(" ")[0]);
 
   function told(at, form) {
     const away = at - now();
