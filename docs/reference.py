@@ -39,9 +39,9 @@ POLICIES = """\
 `stoker policy set NAME KEY=VALUE …` puts one in force for a pool, `stoker simulate TRACE --policy NAME,KEY=VALUE` tries it on a
 trace. "002" is the thesis whose systems Stoker implements; where it or a paper leaves a point open, the policy states our decision here.
 
-Live, a policy sees the daemon's knowledge. Speeds of models on other numbers of GPUs than requested are not measured yet, so the elastic
-policies (Optimus, Pollux, ElasticFlow, INFless, GENIE) give every job its least number of GPUs, and Lucid packs no jobs; in the simulator
-they see the profiles of the trace's models.
+Live, a policy sees what the daemon has measured of jobs alike (tables `speeds` and `slowdowns`). Until such a job has run, the elastic
+policies (Optimus, Pollux, ElasticFlow, INFless, GENIE) give one its least number of GPUs, and Lucid profiles it and packs it with none. In
+the simulator they see the profiles of the trace's models.
 """
 
 

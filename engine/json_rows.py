@@ -8,14 +8,14 @@ import math
 from typing import Any
 
 from .spec.reading.units import EARLIEST, LATEST
-from .store.sqlfiles import sql
+from .store.sqlfiles import run
 from .store.store import Store
 
 
 def objects(store: Store, name: str, *parameters: Any) -> list[dict[str, Any]]:
     """Rows of ``sql/NAME.sql``."""
     with store.read() as con:
-        result = con.execute(sql(name), list(parameters))
+        result = run(con, name, *parameters)
         columns = [(column[0], str(column[1])) for column in result.description or ()]
         rows = result.fetchall()
     return [{name: plain(value, kind) for (name, kind), value in zip(columns, row, strict=True)} for row in rows]

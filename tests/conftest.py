@@ -8,6 +8,7 @@ of one `xdist_group` stay together, as what they share is made but once.
 from __future__ import annotations
 
 import atexit
+import fcntl
 import gc
 import os
 import shutil
@@ -156,8 +157,14 @@ def disk(home: Home) -> Iterator[SmallDisk | Quota]:
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A migrated, empty database file to copy: migrating takes longer than all that most tests then do with it."""
     path = tmp_path_factory.mktemp("template") / "template.duckdb"
-    Store.open(path).close()
-    return path
+    base = tmp_path_factory.getbasetemp()
+    common = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "migrated.duckdb"
+    with common.with_suffix(".lock").open("w") as lock:  # the first of the workers makes it; each has a copy, as some tests open it
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not common.exists():
+            Store.open(path).close()
+            shutil.copyfile(path, common)
+    return Path(shutil.copyfile(common, path))
 
 
 @pytest.fixture

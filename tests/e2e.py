@@ -146,14 +146,14 @@ class DaemonProcess(_Process):
 
 
 @contextlib.contextmanager
-def daemon_apart(template: Path | None = None, config: str = "") -> Iterator[DaemonProcess]:
+def daemon_apart(template: Path | None = None, config: str = "", changes: str = "") -> Iterator[DaemonProcess]:
     """A daemon with a home of its own, for all tests of a module; ``template``: the database that it starts from."""
     home = Home(Path(tempfile.mkdtemp(prefix="stoker-")))
     try:
         if template is not None:
             shutil.copyfile(template, home.database)
         home.config.write_text(config)
-        daemon = DaemonProcess(home)
+        daemon = DaemonProcess(home, changes=changes)
         try:
             daemon.start()
             yield daemon
@@ -269,10 +269,16 @@ while not stoker.should_stop():
 
 
 def command(
-    home: Home, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path | None = None, timeout: float | None = None
+    home: Home,
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    timeout: float | None = None,
+    changes: str = "",
 ) -> Said:
-    """One command of the command line, in a process of its own."""
-    argv = [sys.executable, "-m", "stoker.engine.cli.main", "--home", str(home.path), *arguments]
+    """One command of the command line, in a process of its own; ``changes``: as of `daemon_command`."""
+    program = ["-c", f"{changes}\nimport sys\nfrom stoker.engine.cli import main\nsys.exit(main.main())"]
+    argv = [sys.executable, *(program if changes else ["-m", "stoker.engine.cli.main"]), "--home", str(home.path), *arguments]
     with tempfile.NamedTemporaryFile() as out, tempfile.NamedTemporaryFile() as err:
         process = forked.start(argv, Path(out.name), env or os.environ, errors=Path(err.name), cwd=cwd)
         try:
@@ -339,8 +345,9 @@ class Jobs:
 
     def waits(self, job: int | str) -> str | None:
         """The code of why it waits, None when it does not or nobody has looked yet."""
-        waiting = self.client.get(f"/v1/jobs/{job}")["waiting"]
-        return None if waiting is None else str(waiting["code"])
+        waiting = self.client.get(f"/v1/jobs/{job}")["waiting"] if isinstance(job, str) else self.listed(job)
+        code: str | None = None if waiting is None else waiting["code"]
+        return code
 
     def sql(self, query: str) -> list[tuple[Any, ...]]:
         return [tuple(row) for row in self.client.post("/v1/sql", {"query": query})["rows"]]

@@ -30,10 +30,12 @@ from typing import Any, NoReturn
 MODULES = ("stoker.engine.daemon", "stoker.runners.host.agent", "stoker.engine.cli.main")
 #: what nearly each of them imports once it runs
 LATER = (
-    "apscheduler.schedulers.background", "apscheduler.triggers.cron", "duckdb", "numpy.ma", "stoker.policies.priority",
-    "uvicorn.lifespan.off", "uvicorn.protocols.http.auto",
+    "apscheduler.schedulers.background", "apscheduler.triggers.cron", "duckdb", "numpy.ma", "stoker.engine.adhoc.server",
+    "stoker.policies.priority", "uvicorn.lifespan.off", "uvicorn.protocols.http.auto",
 )  # fmt: skip
 LARGEST = 1 << 16  #: bytes of a request
+#: in what a daemon's program is changed to: its SQL process is a fresh one, as where no test runs
+FRESH_SQL = "# its SQL process is a fresh one\n"
 
 
 class Forked:
@@ -128,6 +130,55 @@ def _serve(channel: socket.socket) -> dict[str, Any] | None:
     return None
 
 
+class _Sql:
+    """The first SQL process of a daemon: forked before the daemon has threads, it waits for the sockets of its command line."""
+
+    def __init__(self) -> None:
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        theirs.close() if self.pid else self._serve(theirs)
+
+    def _serve(self, channel: socket.socket) -> NoReturn:
+        from stoker.engine.adhoc import server
+
+        self._channel.close()
+        _, numbers, _, _ = socket.recv_fds(channel, 1, 2)
+        channel.close()
+        sys.argv[1:] = map(str, numbers)
+        _leave(server.main if numbers else lambda: 0)  # none: the daemon has ended, and nobody had asked
+
+    def begin(self, numbers: Sequence[int]) -> _Sql:
+        with self._channel:
+            socket.send_fds(self._channel, [b"\0"], numbers)
+        return self
+
+    def wait(self) -> int:
+        if self.returncode is None:
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.returncode
+
+    def kill(self) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def _prepare_sql() -> None:
+    """Of the daemon that this process becomes. What takes the place of its first SQL process is a fresh one."""
+    from stoker.engine.adhoc import desk
+
+    prepared = [_Sql()]
+
+    class Processes:
+        DEVNULL = subprocess.DEVNULL
+
+        @staticmethod
+        def Popen(command: list[str], **options: Any) -> Any:
+            return prepared.pop().begin(options["pass_fds"]) if prepared else subprocess.Popen(command, **options)
+
+    desk.subprocess = Processes  # type: ignore[assignment]
+
+
 def _become(request: dict[str, Any]) -> object:
     for stream, path in enumerate(request["logs"], 1):
         log = os.open(path, os.O_WRONLY | os.O_APPEND)
@@ -138,6 +189,9 @@ def _become(request: dict[str, Any]) -> object:
     os.environ.update(request["env"])
     time.tzset()
     option, what, *arguments = request["start"]
+    by_day = os.environ.get("HYPOTHESIS_PROFILE") != "nightly"
+    if by_day and ("stoker.engine.daemon" in what or "engine import daemon" in what) and FRESH_SQL not in what:
+        _prepare_sql()
     sys.argv[:] = [what, *arguments]
     sys.path[:1] = [request["cwd"], *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     if option == "-m":
@@ -166,6 +220,7 @@ def _leave(work: Callable[[], object]) -> NoReturn:
 if __name__ == "__main__":
     for name in (*MODULES, *LATER):
         importlib.import_module(name)
+    importlib.import_module("stoker.engine.adhoc.allowed").guard("SELECT 1", ())  # its one-time work takes 0.13 s of each SQL process
     gc.freeze()  # no child looks for garbage in what stays, and copies its pages for that
     mine = _serve(socket.socket(fileno=int(sys.argv[1])))
     _leave(lambda: 0 if mine is None else _become(mine))

@@ -63,7 +63,7 @@ def until(
             assert not last, f"it can come true no more: {dead}; {said}"
         last = bool(dead)  # what has ended may have brought it about just before
         if not last:
-            time.sleep(min(max(pause, waited / 10), 0.4))
+            time.sleep(min(max(pause, waited / 6), 0.4))
 
 
 def _dead(alive: Sequence[Process]) -> str | None:

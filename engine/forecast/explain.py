@@ -56,7 +56,7 @@ def explain(
         + (f"; {ahead['words']}" if ahead else "")
         + _unpacked(store, kept)
         + (_partners(partners) or _alone(store, row))
-        + _leaving(store, row)
+        + _leaving(store, row, waiting)
         + _bank(store, row)
         + _begins(store, row)
         + _start(store, row)
@@ -84,7 +84,7 @@ def _summary(row: dict[str, Any], waiting: dict[str, Any] | None) -> str:
         return f"{why}{place}" if why.startswith("waits") else f"waits: {why}{place}"
     if state in FINAL:
         return f"{state}: {row['state_reason']}" if row["state_reason"] != state else str(state)
-    return f"{state} {row['state_reason']}, attempt {row['attempts']}"
+    return f"{state}{':' * (state == State.SUSPENDING)} {row['state_reason']}, attempt {row['attempts']}"
 
 
 def _never_joined(store: Store, row: dict[str, Any], waiting: dict[str, Any] | None) -> str:
@@ -128,8 +128,10 @@ def _fetching(store: Store, row: dict[str, Any]) -> str:
     return f"; fetches {checkpoint(step)} from {places.hosts(row['place'])}{' by the daemon, which has it' if row['bundle'] else ''}"
 
 
-def _leaving(store: Store, row: dict[str, Any]) -> str:
-    """The runners that matter to a job and hand their nodes back, with the times."""
+def _leaving(store: Store, row: dict[str, Any], waiting: dict[str, Any] | None) -> str:
+    """The runners that matter to a job and hand their nodes back, with the times, unless it waits for just that."""
+    if waiting is not None and waiting["code"] == "leaving":
+        return ""
     found = [] if row["state"] in FINAL else store.rows("api/leaving", row["id"])
     if found and row["lease_id"] is None and store.rows("policy/saves_nothing", [row["id"]]):
         ((takes,),) = store.rows("api/duration_of", row["id"])

@@ -16,7 +16,7 @@ from ..spec.model import SERVES, JobSpec, Stop
 from ..store.transaction import Transaction
 from .begin_from import apart, held_back
 from .moves import Move, move
-from .outcomes import SERVED_WELL, End, judge
+from .outcomes import SERVED_WELL, YIELDING, End, judge
 from .states import FINAL, State
 
 #: outcomes of a lease that was not started because its host lacked something
@@ -147,7 +147,8 @@ def stop(tx: Transaction, stops: Sequence[LeaseStop]) -> None:
         lease["stop_reason"] = wanted.reason
         tx.event("lease.stop", wanted.actor, job=lease["job_id"], lease=wanted.lease, reason=wanted.reason)
         if first:
-            moves.append(Move(lease["job_id"], State.SUSPENDING, wanted.reason, wanted.actor, wanted.lease))
+            words = YIELDING.get(wanted.reason, wanted.reason)
+            moves.append(Move(lease["job_id"], State.SUSPENDING, words, wanted.actor, wanted.lease))
     tx.update("leases", ["id"], updates)
     move(tx, moves)
     tx.touch("leases")

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from matplotlib import dates, font_manager
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MultipleLocator, NullLocator
 
@@ -48,7 +49,9 @@ def write_figures(figures: Mapping[str, Callable[[T], Figure | None]], of: T, ou
         path = out / f"{name}.png"
         path.unlink(missing_ok=True)
         if (made := draw(of)) is not None:
-            made.savefig(path, dpi=DPI, metadata={"Software": "stoker"})
+            made.set_dpi(DPI)
+            # `savefig` would draw it twice.
+            FigureCanvasAgg(made).print_png(path, metadata={"Software": "stoker"})  # type: ignore[no-untyped-call]
             images[name] = path.read_bytes()
     return images
 

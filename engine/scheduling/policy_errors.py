@@ -50,7 +50,8 @@ class Questions:
             self._thread.start()
             self._thread.join(within)
         if not answers:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident or 0), ctypes.py_object(_GivenUp))
+            if self._thread.is_alive():  # else another thread may have its number by now
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident or 0), ctypes.py_object(_GivenUp))
             raise Silence(f"it does not answer within {within:g} s")
         if isinstance(answers[0], BaseException):
             raise answers[0]

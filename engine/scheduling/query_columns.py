@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...policies.contract import Bools, Floats, Ints, Strings
-from ..store.sqlfiles import sql
+from ..store.sqlfiles import run
 
 if TYPE_CHECKING:
     import duckdb
@@ -16,22 +16,12 @@ Array = np.ndarray[Any, Any]
 Columns = dict[str, Array]
 
 
-_parsed: dict[str, duckdb.Statement] = {}
 _MISSING = {"f": np.nan, "M": np.datetime64("NaT"), "O": None}  #: by kind of array; 0 for all others
-
-
-def parsed(con: duckdb.DuckDBPyConnection, name: str) -> duckdb.Statement:
-    """``sql/NAME.sql``, parsed once: parsing is up to half of the cost of a query on one table. Any connection can execute it."""
-    statement = _parsed.get(name)
-    if statement is None:
-        (statement,) = con.extract_statements(sql(name))
-        _parsed[name] = statement
-    return statement
 
 
 def fetch(con: duckdb.DuckDBPyConnection, name: str, *parameters: Any) -> Columns:
     """Columns of ``sql/NAME.sql``. NULL becomes NaN, NaT or None, or 0 for integers and booleans: cast to DOUBLE to tell them apart."""
-    columns = con.execute(parsed(con, name), list(parameters)).fetchnumpy()
+    columns = run(con, name, *parameters).fetchnumpy()
     return {name: _plain(column) for name, column in columns.items()}
 
 

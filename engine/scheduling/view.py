@@ -16,10 +16,10 @@ import numpy as np
 
 from ...policies.contract import Bools, Demand, Floats, Gpus, Ints, Jobs, Nodes, Phase, View
 from ..hosts.places import Saved, closed, places_of, reason, too_short
-from ..store.sqlfiles import sql
+from ..store.sqlfiles import run
 from .measured_profiles import profiles_of, slowdowns_of, transfers_of
 from .overheads import Overheads
-from .query_columns import Array, Beside, Columns, codes, csr, fetch, fetch_of, first_known, floats, ints, parsed, rows_of, seconds, words
+from .query_columns import Array, Beside, Columns, codes, csr, fetch, fetch_of, first_known, floats, ints, rows_of, seconds, words
 from .warm_gpus import Servers, warm_columns
 from .work import Work, work_of
 
@@ -195,10 +195,10 @@ def _read(con: duckdb.DuckDBPyConnection, pool: str, now: float) -> _Read:
         slowdowns=fetch_of(con, "policy/slowdowns", np.unique(speeds["model"])) if speeds else {},
         gpus=gpus,
         nodes=nodes,
-        servers=con.execute(parsed(con, "policy/fork_servers")).fetchall() if any(gpus["warm"]) else [],
+        servers=run(con, "policy/fork_servers").fetchall() if any(gpus["warm"]) else [],
         bank=bank,
         gains=gains,
-        ineligible=[] if schedulable.all() else con.execute(parsed(con, "policy/ineligible"), [pool, now]).fetchall(),
+        ineligible=[] if schedulable.all() else run(con, "policy/ineligible", pool, now).fetchall(),
         replicas=_saved_replicas(con, jobs, everything),
         unsaving=_unsaving(con, jobs, work, floats(nodes["leaves"])[nodes["state"] == "up"], now),
         groups={row: int(jobs["input"][row]) for row in np.flatnonzero(jobs["input"]).tolist()} if len(set(gpus["node_id"])) > 1 else {},
@@ -213,7 +213,7 @@ def _unsaving(con: duckdb.DuckDBPyConnection, jobs: Columns, work: Work, leaves:
     soonest = float(np.nanmin(leaves))
     long = (now + work.duration > soonest) & (ints(jobs["lease_id"]) == 0)
     rows = {int(jobs["id"][row]): int(row) for row in np.flatnonzero(long)}
-    found = con.execute(sql("policy/saves_nothing"), [list(rows)]).fetchall() if rows else []
+    found = run(con, "policy/saves_nothing", list(rows)).fetchall() if rows else []
     return {rows[job]: now + float(work.duration[rows[job]]) for (job,) in found}
 
 
@@ -227,14 +227,14 @@ def _saved(con: duckdb.DuckDBPyConnection, jobs: Columns) -> dict[str, Any]:
         if place is not None
     }
     bound = {int(jobs["id"][row]): row for row in saved if jobs["array_id"][row] and not jobs["lease_id"][row]}
-    for (job,) in con.execute(sql("policy/copying_replicas"), [list(bound)]).fetchall() if bound else ():
+    for (job,) in run(con, "policy/copying_replicas", list(bound)).fetchall() if bound else ():
         del saved[bound[job]]
     begins = {row: int(source[row]) for row in np.flatnonzero(~np.isnan(source)).tolist() if row not in saved}
     wanted = sorted(set(begins.values()))
-    of = dict(con.execute(sql("policy/places_of_jobs"), [wanted]).fetchall()) if wanted else {}
+    of = dict(run(con, "policy/places_of_jobs", wanted).fetchall()) if wanted else {}
     saved |= {row: Saved(of[job], own=False) for row, job in begins.items() if job in of}
     owners = [int(jobs["id"][row]) for row in saved if not jobs["lease_id"][row]]
-    steps = dict(con.execute(sql("policy/saved_steps"), [owners]).fetchall()) if owners else {}
+    steps = dict(run(con, "policy/saved_steps", owners).fetchall()) if owners else {}
     return {"saved": saved, "steps": steps}
 
 
@@ -243,8 +243,8 @@ def _saved_replicas(con: duckdb.DuckDBPyConnection, jobs: Columns, everything: C
     waiting = np.unique(ints(jobs["array_id"])[ints(jobs["lease_id"]) == 0])
     rows = np.flatnonzero(np.isin(ints(everything["array_id"]), waiting[waiting > 0]))
     arrays = {int(everything["array_id"][row]) for row in rows if everything["place"][row] is not None}
-    found = con.execute(sql("policy/replicas_of"), [sorted(arrays)]).fetchall() if arrays else []
-    return con.execute(sql("policy/saved_replicas"), [[array for (array,) in found]]).fetchall() if found else []
+    found = run(con, "policy/replicas_of", sorted(arrays)).fetchall() if arrays else []
+    return run(con, "policy/saved_replicas", [array for (array,) in found]).fetchall() if found else []
 
 
 def _schedulable(jobs: Columns, now: float) -> Bools:

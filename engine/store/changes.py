@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from .sqlfiles import sql
+from .sqlfiles import parsed, run
 
 if TYPE_CHECKING:
     import duckdb
@@ -46,13 +46,14 @@ def apply(con: duckdb.DuckDBPyConnection, types: Types, change: Change) -> list[
     if change.op == "columns":
         return _insert_columns(con, change)
     if change.op == "purge":
-        return con.execute(sql(f"store/{change.table}"), change.values).fetchall()
+        return run(con, f"store/{change.table}", *change.values).fetchall()
     if change.op == "delete":
         (key,) = change.columns
-        con.execute(f'DELETE FROM "{change.table}" WHERE "{key}" IN (SELECT unnest($1::{types[change.table][key]}[]))', change.values)
+        text = f'DELETE FROM "{change.table}" WHERE "{key}" IN (SELECT unnest($1::{types[change.table][key]}[]))'
+        con.execute(parsed(con, text), change.values)
         return []
     source, values = _source(types[change.table], change)
-    con.execute(_statement(change, source), values)
+    con.execute(parsed(con, _statement(change, source)), values)
     return []
 
 

@@ -9,10 +9,15 @@ import functools
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import duckdb
 
 ROOT = Path(__file__).resolve().parents[2]
 MIGRATIONS = ROOT / "migrations"
 _NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+_statements: dict[str, duckdb.Statement] = {}
 
 
 @functools.cache
@@ -21,6 +26,20 @@ def sql(name: str) -> str:
     room, _, query = name.partition("/")
     short = _short(room).get(query)
     return short if short is not None else (ROOT / "sql" / f"{name}.sql").read_text()
+
+
+def parsed(con: duckdb.DuckDBPyConnection, text: str) -> duckdb.Statement:
+    """One statement, parsed once: that is a third of the cost of a query of few rows. Any connection can execute it."""
+    statement = _statements.get(text)
+    if statement is None:
+        (statement,) = con.extract_statements(text)
+        _statements[text] = statement
+    return statement
+
+
+def run(con: duckdb.DuckDBPyConnection, name: str, *parameters: Any) -> duckdb.DuckDBPyConnection:
+    """Execute the query ``ROOM/QUERY``."""
+    return con.execute(parsed(con, sql(name)), list(parameters))
 
 
 @functools.cache

@@ -28,7 +28,7 @@ from .acknowledged import BAD_LOG, Acknowledged, CommitMark, accept, open_checke
 from .changes import Change
 from .define_views import define_views
 from .reserve import Reserve
-from .sqlfiles import sql
+from .sqlfiles import run
 from .transaction import Catalog, Transaction
 
 if TYPE_CHECKING:
@@ -255,12 +255,12 @@ class Store:
     def rows(self, name: str, *parameters: Any) -> list[tuple[Any, ...]]:
         """Rows of ``sql/NAME.sql``."""
         with self.read() as con:
-            return con.execute(sql(name), list(parameters)).fetchall()
+            return run(con, name, *parameters).fetchall()
 
     def objects(self, name: str, *parameters: Any) -> list[dict[str, Any]]:
         """Rows of ``sql/NAME.sql`` as dictionaries."""
         with self.read() as con:
-            result = con.execute(sql(name), list(parameters))
+            result = run(con, name, *parameters)
             columns = [column[0] for column in result.description or ()]
             return [dict(zip(columns, row, strict=True)) for row in result.fetchall()]
 

@@ -11,7 +11,7 @@ import msgspec
 
 from .acknowledged import CommitMark, count, counted
 from .changes import Change, Op, apply
-from .sqlfiles import sql
+from .sqlfiles import run, sql
 
 if TYPE_CHECKING:
     import duckdb
@@ -79,11 +79,11 @@ class Transaction:
 
     def execute(self, name: str, *parameters: Any) -> list[tuple[Any, ...]]:
         """Rows of the SELECT of ``sql/store/NAME.sql``."""
-        return self._con.execute(sql(f"store/{name}"), list(parameters)).fetchall()
+        return run(self._con, f"store/{name}", *parameters).fetchall()
 
     def objects(self, name: str, *parameters: Any) -> list[dict[str, Any]]:
         """Rows as dictionaries, column to value."""
-        rows = self._con.execute(sql(f"store/{name}"), list(parameters))
+        rows = run(self._con, f"store/{name}", *parameters)
         columns = [column[0] for column in rows.description or ()]
         return [dict(zip(columns, row, strict=True)) for row in rows.fetchall()]
 

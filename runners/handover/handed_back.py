@@ -48,7 +48,10 @@ class HandedBack:
             self._since = time.monotonic()
             return False
         late = self.until is not None and boot_clock() >= self.until
-        return time.monotonic() - max(self._since, taken) > (LAST_WORDS if late else LONGEST_ABSENCE)
+        vain = time.monotonic() - max(self._since, taken) > (LAST_WORDS if late else LONGEST_ABSENCE)
+        if vain:
+            log.warning("no daemon has taken a message for too long: the runner leaves, and what it has not sent stays here")
+        return vain
 
 
 def say_untold(runs: Collection[Run], node: str) -> None:

@@ -57,9 +57,10 @@ def judge(
     log: bytes,
     survivors: str = "",
     over: str | None = None,
+    limit: str | None = None,
 ) -> Ending:
     """How a worker ended. ``exit_code`` negative: the signal; ``survivors``: processes that could not be killed, in words; ``over``: how
-    it exceeded its limit of host memory, in words.
+    it exceeded its limit of host memory, ``limit``: that limit, in words.
 
     A worker that was told to stop and exits with 0 has either finished in time, or saved and left early, as most handlers of
     SIGTERM do. It counts as having left early if it could have acted on the request: a rank has seen it (``stop_seen``), or a process
@@ -72,7 +73,8 @@ def judge(
     if over is not None and exit_code != 0:
         return Ending("oom", f"{over}: raise it, or use fewer loader workers or smaller batches")
     if stop_reason == "hang":
-        return Ending("hang", "made no progress for its hang_after, and was stopped; the end of its log may show where it hangs")
+        words = "made no progress for its hang_after, or kept its turn on a GPU from others for its grace"
+        return Ending("hang", f"{words}, and was stopped; the end of its log may show where it hangs")
     if exit_code == 0 and (done or stop_reason is None or not (stop_seen or caught)):
         return Ending("completed", None)
     if stop_reason is not None:
@@ -82,7 +84,8 @@ def judge(
     if kernel_oom and killed:
         return Ending("oom", f"the kernel killed it, out of main memory: {_MEMORY_REMEDY}")
     if _only_the_hosts(log):
-        return Ending("oom", f"out of main memory: {_MEMORY_REMEDY}")
+        more = f", and host.memory is {limit}: raise it, or" if limit else ":"
+        return Ending("oom", f"out of main memory{more} {_MEMORY_REMEDY}")
     if exit_code == OOM_EXIT or _OUT_OF_MEMORY.search(log[-_SEARCHED:]):
         return Ending("oom", f"out of memory: use a smaller batch, ask for GPUs with more of it (gpu_memory), or {SMALLER}")
     return Ending("failed", _failed(exit_code, log))

@@ -59,6 +59,11 @@ class HostLimits:
         kinds = ([f"memory {sizes(memory)}"] if memory is not None else []) + ([f"cpus {cpus}"] if cpus is not None else [])
         say(f"host: {', '.join(kinds)}, kept {how}")
 
+    @property
+    def words(self) -> str | None:
+        """The limit of main memory."""
+        return None if self.memory is None else sizes(self.memory)
+
     def _means(self) -> list[str]:
         """The means by which the limits are kept without a cgroup."""
         watching = ["watching", *(["a limit of each process's data"] if self._data else [])] if self.memory is not None else []

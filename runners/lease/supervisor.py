@@ -387,6 +387,7 @@ class Supervisor:
             log=log,
             survivors=processes.words(survivors),
             over=None if self.limits is None else self.limits.over,
+            limit=None if self.limits is None else self.limits.words,
         )
         self.log.close()
         tail = log[-_LOG_END_BYTES:].decode(errors="replace")

@@ -110,6 +110,7 @@ def niced(function: Callable[[Sequence[str]], None], argument: Sequence[str]) ->
 def load(what: Sequence[str]) -> None:
     """Import all modules that a worker imports until its first step. ``what``: a recipe or none, and its backbone or none."""
     gc.disable()
+    import numpy.random  # noqa: F401 - else its first use, the seeding, loads it: 20 ms in each job
     import torch
     import torch.utils.data
 

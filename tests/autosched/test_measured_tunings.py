@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,8 +31,8 @@ PERIOD = 100.0
 class Pool:
     """One GPU, and one job that waits for it: it takes all of each period."""
 
-    def __init__(self, path: Path) -> None:
-        self.store = Store.open(path / "pool.duckdb")
+    def __init__(self, store: Store) -> None:
+        self.store = store
         self.store.write(hello, Runner(Client(), "node", 1).greeting())
         job = JobSpec(name="waits", command=["true"], gpus_min=1, gpus_max=1)
         self.store.write(submit, SubmitRequest(submission(job), "test"))
@@ -67,8 +66,8 @@ class Pool:
 
 
 @pytest.fixture
-def pool(tmp_path: Path) -> Pool:
-    return Pool(tmp_path)
+def pool(store: Store) -> Pool:
+    return Pool(store)
 
 
 def test_what_a_person_applied_is_measured_too_and_stays(pool: Pool) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import pytest
 from common import Runner, submission
 from stoker.engine.autosched.pool_requests import PoolRequest
 from stoker.engine.autosched.pool_tuning import PoolTuning
+from stoker.engine.autosched.search_process import SearchRequest
 from stoker.engine.autosched.stored_models import version_of
 from stoker.engine.client import Client
 from stoker.engine.config import Config, PolicyDefault
@@ -24,7 +25,7 @@ from stoker.engine.store.store import Store
 from stoker.engine.store.transaction import Transaction
 from stoker.engine.tasks import Tasks
 from stoker.policies import registry
-from waiting import until
+from waiting import patient, until
 
 SECONDS = (100.0, 900.0, 2500.0, 5000.0, 10000.0, 40000.0)  #: of each user's jobs, within a tenth
 
@@ -41,11 +42,10 @@ def end(tx: Transaction, batch: Sequence[list[dict[str, Any]]]) -> Sequence[None
 
 
 @pytest.fixture
-def tuning(tmp_path: Path, request: pytest.FixtureRequest) -> PoolTuning:
+def tuning(store: Store, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> PoolTuning:
     """240 ended jobs of six users, submitted in four days until two days ago (other numbers: of the test); one of the slowest user waits
     for the only GPU."""
     count, days = getattr(request, "param", (240, 4.0))
-    store = Store.open(tmp_path / "pool.duckdb")
     store.write(hello, Runner(Client(), "node", 1).greeting())
     rng = np.random.default_rng(0)
     users = rng.integers(0, len(SECONDS), count).tolist()
@@ -69,7 +69,16 @@ def tuning(tmp_path: Path, request: pytest.FixtureRequest) -> PoolTuning:
     store.write(submit, SubmitRequest(submission(of_user(1000, 5)), "test"))
     scheduling = Scheduling(store, Tasks(lambda *_: None), Config(policy=PolicyDefault(name="srtf")))
     scheduling.reload()
-    return PoolTuning(store, scheduling, Tasks(lambda *_: None))
+    made = PoolTuning(store, scheduling, Tasks(lambda *_: None))
+    asked = made._requests.request
+
+    def patiently(request: PoolRequest) -> tuple[SearchRequest, str]:
+        """On a machine that may be busy: its real time has passed there before the first trial."""
+        found, words = asked(request)
+        return dataclasses.replace(found, seconds=patient(found.seconds)), words
+
+    monkeypatch.setattr(made._requests, "request", patiently)
+    return made
 
 
 def answered(tuning: PoolTuning, trials: int = 2) -> dict[str, Any]:

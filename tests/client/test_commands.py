@@ -138,12 +138,14 @@ def test_lines_of_a_log_by_pattern_and_time(stoker: Stoker, jobs: Jobs) -> None:
     assert stoker("logs", str(job), "-n", "1", "-t")[1].endswith("loss end")
 
 
-def test_what_is_kept_is_told_with_its_size_and_its_time(stoker: Stoker, jobs: Jobs) -> None:
+def test_what_is_kept_is_told_with_its_size_and_its_time(stoker: Stoker, jobs: Jobs, live: DaemonProcess) -> None:
+    (bundles := live.home.path / "bundles").mkdir(exist_ok=True)
+    (bundles / f"{'ab' * 32}.part").write_bytes(bytes(1 << 20))
     jobs.ended(jobs.shell("leaves", "true"))
     code, out, err = stoker("clean", "--json")
     rows = {row["what"]: row for row in json.loads(out)}
     assert code == 0 and not err
-    assert rows["database"]["bytes"] > 0 and rows["jobs"]["bytes"] > 0
+    assert rows["database"]["bytes"] > 0 and rows["jobs"]["bytes"] > 0 and rows["bundles"]["bytes"] >= 1 << 20
     assert rows["events"]["rows"] > 0 and rows["events"]["seconds"] == 365 * 86_400
     assert re.search(r"^decisions +\d", stoker("clean")[1], re.MULTILINE)
 

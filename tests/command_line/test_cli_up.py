@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
+from e2e import Said, command
 from small_disk import Quota, SmallDisk
 from stoker.engine.cli.running.children import FIRST_PAUSE, LONGEST_PAUSE, Child, describe_exit
 from stoker.engine.client import Client
@@ -28,9 +30,9 @@ class Up:
 
     def __init__(self, home: Home, *arguments: str) -> None:
         self.log = home.path / "up.txt"
-        command = [sys.executable, "-m", "stoker", "--home", str(home.path), "up", *arguments]
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        self.log.touch()
+        command = [sys.executable, "-m", "stoker.engine.cli.main", "--home", str(home.path), "up", *arguments]
+        self.process = forked.start(command, self.log, os.environ)
         self.client = Client(home, url="", token="")
 
     def until(self, what: Callable[[], Any]) -> Any:
@@ -56,7 +58,7 @@ def up(home: Home) -> Iterator[Callable[..., Up]]:
     for one in started:
         one.client.close()
         if one.process.poll() is None:
-            one.process.terminate()
+            one.process.send_signal(signal.SIGTERM)
         one.process.wait(patient(60))
 
 
@@ -76,7 +78,7 @@ def test_a_killed_daemon_is_restarted_and_ctrl_c_ends_both(home: Home, up: Calla
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("daemon_lives", [True, False])
+@pytest.mark.parametrize("daemon_lives", [True, pytest.param(False, marks=pytest.mark.nightly)])  # by day one that is in the way
 def test_the_next_up_takes_over_what_a_killed_one_has_left(home: Home, up: Callable[..., Up], daemon_lives: bool) -> None:
     """It ran on unwatched, and the next `up` was refused: nobody would have started it again."""
     first = up("--slots", "1", "--node", "here")
@@ -236,12 +238,9 @@ def test_a_runner_that_can_never_start_is_given_up(home: Home, up: Callable[...,
     assert "restarting it" not in running.said()
 
 
-def of_home(home: Home, *arguments: str) -> subprocess.CompletedProcess[str]:
+def of_home(home: Home, *arguments: str) -> Said:
     """A command in a process that gives up at once a runner that cannot run."""
-    words = ["--home", str(home.path), *arguments]
-    program = "import sys; from stoker.engine.cli import main; from stoker.engine.cli.running import up; up.OTHER_RUNNER = 0; "
-    command = [sys.executable, "-c", f"{program} sys.exit(main.run({words!r}))"]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=patient(120))
+    return command(home, *arguments, changes="from stoker.engine.cli.running import up; up.OTHER_RUNNER = 0", timeout=patient(120))
 
 
 def test_detached_it_tells_at_once_that_its_runner_cannot_run(home: Home) -> None:
@@ -249,19 +248,19 @@ def test_detached_it_tells_at_once_that_its_runner_cannot_run(home: Home) -> Non
     begin = time.monotonic()
     done = of_home(home, "up", "--detach", "--slots", "1", "--node", "no name")
     took = time.monotonic() - begin
-    assert of_home(home, "down").returncode == 0
-    assert (done.returncode, done.stdout) == (4, "") and took < patient(40)
-    assert "'no name' is no name" in done.stderr and "the daemon is up, and its runner is not" in done.stderr
+    assert of_home(home, "down").code == 0
+    assert (done.code, done.out) == (4, "") and took < patient(40)
+    assert "'no name' is no name" in done.err and "the daemon is up, and its runner is not" in done.err
 
 
 def test_detached_it_takes_a_drained_runner_for_one_that_has_joined(home: Home) -> None:
     """An upgrade: the host is drained, Stoker is started anew. It waited for a minute and said that the runner had not joined."""
     start = ["up", "--detach", "--slots", "1", "--node", "here"]
-    for command in (start, ["drain", "here", "--wait"], ["down"]):
-        assert of_home(home, *command).returncode == 0
+    for words in (start, ["drain", "here", "--wait"], ["down"]):
+        assert of_home(home, *words).code == 0
     done = of_home(home, *start)
-    assert of_home(home, "down", "--workers").returncode == 0
-    assert done.returncode == 0 and "'stoker runner resume here' lets it start jobs" in done.stderr
+    assert of_home(home, "down", "--workers").code == 0
+    assert done.code == 0 and "'stoker runner resume here' lets it start jobs" in done.err
 
 
 def test_bad_configuration_is_named(home: Home) -> None:

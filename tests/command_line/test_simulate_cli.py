@@ -34,6 +34,7 @@ from stoker.engine.cli.simulation.simulating import make_study
 from stoker.engine.client import Client
 from stoker.engine.errors import Conflict, LimitExceeded, NotFound, UsageError
 from stoker.engine.home import Home
+from stoker.engine.report import sim_page
 from stoker.engine.sim import run_options as model
 from stoker.engine.sim import study
 from stoker.engine.sim.cluster import Cluster
@@ -536,6 +537,12 @@ def test_a_signal_leaves_what_is_finished(
 # -- the report ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of reports whose words are looked at: figures take most of their time."""
+    monkeypatch.setattr(sim_page, "FIGURES", {})
+
+
 def test_the_report_is_one_page_with_its_figures(stoker: Callable[..., Told], trace: str, tmp_path: Path) -> None:
     out = tmp_path / "report"
     code, said, _ = stoker("simulate", trace, "-p", "fifo", "-p", "srtf", "-n", "1x2", "-j", "1", "--no-store", "--out", str(out))
@@ -549,7 +556,7 @@ def test_the_report_is_one_page_with_its_figures(stoker: Callable[..., Told], tr
     assert 'src="http' not in page and "href=" not in page
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("no_figures")
 def test_the_report_says_what_was_simulated(stoker: Callable[..., Told], tmp_path: Path) -> None:
     """In the words of the terminal, where this says it too."""
     out = tmp_path / "report"
@@ -586,7 +593,7 @@ def test_the_report_says_what_was_simulated(stoker: Callable[..., Told], tmp_pat
         assert f"<p>{words}</p>" in page
 
 
-@pytest.mark.usefixtures("foreign")
+@pytest.mark.usefixtures("foreign", "no_figures")
 def test_the_report_says_what_failed(stoker: Callable[..., Told], trace: str, tmp_path: Path) -> None:
     line = ["simulate", trace, "-p", "foreign_policies:Raises", "-p", "fifo", "-n", "1x2", "-j", "1", "--no-store"]
     code, _, err = stoker(*line, "--out", str(tmp_path / "report"))
@@ -620,6 +627,7 @@ def test_a_report_without_a_name_is_not_written_to_the_current_folder(
     assert not list((tmp_path / "here").iterdir())
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_report_that_cannot_be_written_is_said_in_one_line(stoker: Callable[..., Told], trace: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     line = ["simulate", trace, "-p", "fifo", "-n", "1x2", "--no-store", "--out"]
@@ -733,6 +741,7 @@ def test_slices_of_a_run_are_put_together_in_order(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_figures")
 def test_runs_are_kept_and_history_is_replayed(
     start_daemon: Callable[..., DaemonProcess],
     start_runner: Callable[..., RunnerProcess],

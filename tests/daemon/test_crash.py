@@ -256,9 +256,9 @@ def test_training_resumes_to_the_same_result_after_kill_of_supervisor_and_worker
 
     def training(name: str, step_ms: float) -> int:
         params = {"step_ms": step_ms, "checkpoint_every": 5, "seed": 5}
-        return jobs.submit(name, recipe="toy", params=params, stop={"iterations": 40})
+        return jobs.submit(name, recipe="toy", params=params, stop={"iterations": 30})
 
-    undisturbed, struck = training("undisturbed", 100.0), training("struck", 250.0)  # which is struck long before its end
+    undisturbed, struck = training("undisturbed", 50.0), training("struck", 200.0)  # which is struck long before its end
     until(lambda: jobs.sql(f"SELECT 1 FROM progress WHERE job_id = {struck} AND checkpoint_step >= 5 AND step > 6"))
     (lease,) = jobs.sql(f"SELECT lease_id FROM jobs WHERE id = {struck}")[0]
     supervisor = registered(daemon.home, lease)

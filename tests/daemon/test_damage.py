@@ -192,6 +192,7 @@ def numbers(store: Store) -> set[int]:
         return {row[0] for row in con.execute("SELECT id FROM jobs").fetchall()}
 
 
+@pytest.mark.xdist_group("damage")
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", [pytest.param(name, marks=pytest.mark.nightly) if name in BY_NIGHT else name for name in LOSSES])
 @pytest.mark.sampled(3)
@@ -219,6 +220,7 @@ def test_a_loss_is_told_and_nothing_is_touched_until_it_is_accepted(killed: Kill
     again.close()
 
 
+@pytest.mark.xdist_group("damage")
 @pytest.mark.parametrize("damage", WRECKS)
 @pytest.mark.sampled(2)
 def test_a_database_that_is_damaged_is_refused_whatever_is_accepted(killed: Killed, damage: str, tmp_path: Path) -> None:
@@ -231,6 +233,7 @@ def test_a_database_that_is_damaged_is_refused_whatever_is_accepted(killed: Kill
         assert read(Home(tmp_path)) == files
 
 
+@pytest.mark.xdist_group("damage")
 @pytest.mark.parametrize("damage", HARMLESS)
 @pytest.mark.sampled(3)
 def test_what_costs_no_commit_keeps_nobody_from_starting(
@@ -246,6 +249,7 @@ def test_what_costs_no_commit_keeps_nobody_from_starting(
         Store.open(tmp_path / DATABASE)
 
 
+@pytest.mark.xdist_group("damage")
 @settings(max_examples=60)
 @given(where=st.floats(0, 1, exclude_max=True), length=st.integers(0, 5000), how=st.sampled_from(["cut", "flip", "zero"]))
 def test_wherever_the_log_is_damaged(killed: Killed, where: float, length: int, how: str) -> None:
@@ -268,6 +272,7 @@ def test_wherever_the_log_is_damaged(killed: Killed, where: float, length: int, 
             con.close()
 
 
+@pytest.mark.xdist_group("damage")
 @settings(max_examples=25)
 @given(where=st.floats(0, 1, exclude_max=True), length=st.integers(1, 5000))
 def test_wherever_the_database_is_damaged(killed: Killed, where: float, length: int) -> None:
@@ -286,6 +291,7 @@ def test_wherever_the_database_is_damaged(killed: Killed, where: float, length: 
             store.close()
 
 
+@pytest.mark.xdist_group("damage")
 def test_what_is_missing_is_said_with_its_number_and_time(killed: Killed, tmp_path: Path) -> None:
     path = put(tmp_path, {**killed.files, WAL: killed.midway[WAL]})
     moment = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
@@ -297,6 +303,7 @@ def test_what_is_missing_is_said_with_its_number_and_time(killed: Killed, tmp_pa
     assert len(list(tmp_path.glob("stoker.duckdb.wal.lost-*"))) == 1, "a log that was of no use is kept"
 
 
+@pytest.mark.xdist_group("damage")
 def test_another_database_is_not_taken_for_ours(killed: Killed, template: Path, tmp_path: Path) -> None:
     shutil.copyfile(template, tmp_path / "other.duckdb")
     with closing(connect(tmp_path / "other.duckdb")) as con:

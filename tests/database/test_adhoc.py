@@ -24,6 +24,7 @@ import psutil
 import pytest
 from adhoc import Server, changed, serving
 from e2e import DaemonProcess, Jobs, daemon_apart, until
+from forked import FRESH_SQL
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stoker.engine.adhoc.desk import Desk, Question
@@ -325,11 +326,12 @@ def server_of(daemon: DaemonProcess) -> psutil.Process:
 
 @pytest.fixture(scope="module")
 def live() -> Iterator[DaemonProcess]:
-    with daemon_apart(config="[limits]\nqueries = 3\nquery_memory = 256\n") as daemon:
+    with daemon_apart(config="[limits]\nqueries = 3\nquery_memory = 256\n", changes=FRESH_SQL) as daemon:
         assert sql(daemon.client(), "SELECT 1") == [[1]]
         yield daemon
 
 
+@pytest.mark.xdist_group("adhoc")
 def test_who_has_written_reads_it(live: DaemonProcess) -> None:
     jobs = Jobs(live.client())
     for number in range(10):
@@ -337,6 +339,7 @@ def test_who_has_written_reads_it(live: DaemonProcess) -> None:
         assert jobs.sql(f"SELECT name FROM jobs WHERE id = {job}") == [(f"read-{number}",)]
 
 
+@pytest.mark.xdist_group("adhoc")
 @pytest.mark.slow
 def test_hostile_statements_at_once_disturb_nobody(live: DaemonProcess) -> None:
     """Each is answered or refused, the daemon stays, and submissions go on between them."""
@@ -362,6 +365,7 @@ def test_hostile_statements_at_once_disturb_nobody(live: DaemonProcess) -> None:
     assert sql(client, "SELECT count(*) FROM events WHERE kind = 'sql.restart'") == restarts
 
 
+@pytest.mark.xdist_group("adhoc")
 def test_a_process_that_was_killed_is_replaced_and_that_is_told(live: DaemonProcess) -> None:
     client = live.client()
     before = sql(client, "SELECT count(*) FROM events WHERE kind = 'sql.restart'")[0][0]
@@ -372,6 +376,7 @@ def test_a_process_that_was_killed_is_replaced_and_that_is_told(live: DaemonProc
     assert "SIGKILL" in sql(client, "SELECT reason FROM events WHERE kind = 'sql.restart' ORDER BY seq DESC LIMIT 1")[0][0]
 
 
+@pytest.mark.xdist_group("adhoc")
 @pytest.mark.slow
 def test_a_process_that_hangs_is_replaced(live: DaemonProcess) -> None:
     client = live.client()
@@ -384,6 +389,7 @@ def test_a_process_that_hangs_is_replaced(live: DaemonProcess) -> None:
     assert server_of(live).pid != stopped.pid
 
 
+@pytest.mark.xdist_group("adhoc")
 @pytest.mark.slow
 def test_who_gives_little_time_takes_nobody_elses(live: DaemonProcess) -> None:
     """Whether a question was late says nothing of the process: it goes on, with what others have asked."""
@@ -398,6 +404,7 @@ def test_who_gives_little_time_takes_nobody_elses(live: DaemonProcess) -> None:
     assert sql(client, "SELECT count(*) FROM events WHERE kind = 'sql.restart'") == before
 
 
+@pytest.mark.xdist_group("adhoc")
 def test_nobody_waits_for_an_answer_that_nobody_wants(live: DaemonProcess) -> None:
     """Who closes the connection ends the statement: else three of those would keep everybody else waiting."""
     server = server_of(live)
@@ -412,6 +419,7 @@ def test_nobody_waits_for_an_answer_that_nobody_wants(live: DaemonProcess) -> No
     assert sql(live.client(), "SELECT 1") == [[1]]
 
 
+@pytest.mark.xdist_group("adhoc")
 def test_a_copy_for_other_programs(live: DaemonProcess, tmp_path: Path) -> None:
     client = live.client()
     Jobs(client).shell("copied", "true")
@@ -426,7 +434,7 @@ def test_a_copy_for_other_programs(live: DaemonProcess, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_daemon_ends_whatever_is_asked_of_it(start_daemon: Callable[..., DaemonProcess]) -> None:
-    daemon = start_daemon()
+    daemon = start_daemon(changes=FRESH_SQL)
     sql(daemon.client(), "SELECT 1")
     server = server_of(daemon)
 
@@ -448,7 +456,7 @@ def test_the_daemon_ends_whatever_is_asked_of_it(start_daemon: Callable[..., Dae
 
 
 def test_who_never_asks_pays_for_no_copy(start_daemon: Callable[..., DaemonProcess]) -> None:
-    daemon = start_daemon()
+    daemon = start_daemon(changes=FRESH_SQL)
     client = daemon.client()
     Jobs(client).shell("x", "true")
     assert client.get("/v1/jobs/x")["job"]["name"] == "x" and not psutil.Process(daemon.pid).children()

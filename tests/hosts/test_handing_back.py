@@ -15,6 +15,7 @@ from afar import Clock, Daemon
 from e2e import SAVES, Jobs, RunnerProcess, command, end_workers, free_port, until
 from stoker.engine.errors import Stale, StokerError, Unreachable
 from stoker.engine.fleet import registration
+from stoker.engine.forecast.explain import explain
 from stoker.engine.home import Home
 from stoker.engine.jobs.leases import LeaseStop, stop
 from stoker.engine.protocol import Assignments, Report, SendCheckpoint
@@ -200,6 +201,9 @@ def test_what_saves_nothing_is_not_begun_where_it_could_not_end(daemon: Daemon, 
     daemon.tell("h1", lease, "exited", clock.now, outcome="stopped")
     words = "takes 2h, saves nothing, and so is not begun on h1, which leaves in 59m"
     assert starts() == ({}, [(first, "leaving", words)])
+    told = {"job_id": first, "code": "leaving", "reason": words, "updated_at": clock.now}
+    daemon.store.write(lambda tx, batch: [tx.insert("waiting", batch)], told)
+    assert explain(daemon.store, first)["summary"] == f"waits: {words}"
     short = daemon.submit(msgspec.structs.replace(job, name="b", estimate=60.0))
     assert starts()[0] == {short: 1}
     daemon.join("h2")

@@ -98,6 +98,12 @@ def test_it_waits_for_a_place_that_is_gone_until_it_is_moved(hosts: Daemon) -> N
     assert hosts.store.write(control, Control("move", (bound,), "ann"))[0]["message"].startswith("is assigned: 'stoker hold ")
 
 
+def test_why_a_drained_job_stops_is_told_in_words(hosts: Daemon) -> None:
+    lease = hosts.grant(job := hosts.submit(JOB), "h1")
+    hosts.store.write(lambda tx, batch: [stop(tx, batch)], LeaseStop(lease, "drain", "ann"))
+    assert why(hosts, job).startswith("suspending: its runner is being drained, attempt 1")
+
+
 def test_a_job_that_begins_with_weights_is_not_told_to_give_them_up(hosts: Daemon) -> None:
     source = saved(hosts, "h1", spec=JobSpec(name="source", recipe="digits-cnn", stop=SpecStop(iterations=9)))
     begins = hosts.submit(JobSpec(name="tagger", recipe="digits-cnn", kind="infer", weights=f"job:{source}"))

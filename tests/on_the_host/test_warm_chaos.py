@@ -64,6 +64,7 @@ def warm(home: Home) -> Iterator[Warm]:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # by day whatever else is killed, agents too: test_warm_starts; a daemon beside a job: test_agent, test_crash
 def test_a_daemon_and_an_agent_that_are_killed_cost_a_forked_job_nothing(warm: Warm) -> None:
     first = warm.start()
     warm.warmed(1)

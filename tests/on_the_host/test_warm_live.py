@@ -40,10 +40,6 @@ def test_people_are_told_how_a_job_started(home: Home, start_daemon: Callable[..
         shown = command(home, "show", str(job)).out
         assert " warm " in shown[shown.index("LEASE") :]
 
-        off = jobs.submit("off", recipe="toy", stop={"iterations": 2}, warm="off")
-        jobs.ended(off)
-        assert start_of(client, off) == (False, "the job says warm: off")
-
         assert jobs.sql("SELECT count(*) FROM leases WHERE warm")[0][0] >= 1
         assert servers_of(runner.pid)
         assert command(home, "down", "--workers").code == 0

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from e2e import servers_of
 from forked import Forked
@@ -256,6 +257,28 @@ print(fork_server.unfit())
 
 
 @pytest.mark.slow
+def test_a_forked_job_imports_nothing_before_its_first_step(tmp_path: Path) -> None:
+    """Else each job would pay for it: its server has loaded all that its worker needs."""
+    run, launch = launched(tmp_path, 1, given := job(1, recipe="digits-cnn", stop={"iterations": 1}))
+    run.write("assignment.json", msgspec.to_builtins(given))
+    done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True, env=launch["env"])
+    assert [
+        name for name in done.stdout.splitlines()[-1].split() if not name.startswith("torch.utils.serialization")
+    ] == []  # that is for its checkpoint
+
+
+IMPORTS = """
+import sys
+from stoker.runners.warm import fork_server
+fork_server.load(["digits-cnn"])
+from stoker.runners.worker import worker
+before = set(sys.modules)
+assert worker.main() == 0
+print(*sorted(sys.modules.keys() - before))
+"""
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("forks", [20, pytest.param(1000, marks=pytest.mark.nightly)])
 def test_forks_leak_nothing(forks: int, tmp_path: Path) -> None:
     server = WarmServer.start(ServerKind(None), {**os.environ, "OMP_NUM_THREADS": "1", "STOKER_TAG": "-" * fork_server.TAG_PLACE}, "")
@@ -266,8 +289,10 @@ def test_forks_leak_nothing(forks: int, tmp_path: Path) -> None:
         before, seen = len(list(descriptors.iterdir())), set()
         for lease in range(1, forks + 1):  # none gets far: the server has no part in what follows a fork
             run, launch = launched(tmp_path, lease, job(lease, entrypoint="none:here"))
-            forked = server.ask(run, launch)
-            assert forked is not None
+            spare, forked = server.ask(), server.ask()
+            assert spare is not None and forked is not None
+            spare.wait()  # it was forked for nothing, as where its server turns out to be outdated
+            assert forked.send(run, launch)
             assert until(forked.poll) == 1
             seen.add(run.read("supervisor.json")["pid"])
             assert run.read("exit.json")["exit_code"] == 2

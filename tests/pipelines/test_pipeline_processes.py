@@ -405,7 +405,7 @@ def test_workers_do_not_outlive_a_parent_that_dies(ends: str, tmp_path: Path) ->
 
 
 FORKED = """
-import multiprocessing, os
+import multiprocessing
 from stoker.engine.errors import StokerError
 from stoker.runners.loaders.pipeline import Pipeline
 from stoker.runners.loaders.stages import Map, Source
@@ -419,10 +419,6 @@ def first(tag):
 
 if __name__ == "__main__":
     first("before")
-    if not os.fork():
-        first("fork")
-        os._exit(0)
-    os.wait()
     for daemon in (False, True):
         child = multiprocessing.get_context("fork").Process(target=first, args=(f"daemon={daemon}",), daemon=daemon)
         child.start()
@@ -437,7 +433,7 @@ def test_a_fork_has_processes_of_its_own_or_is_told_why_not(tmp_path: Path) -> N
     script.write_text(FORKED)
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=LONG, check=True)
     *lines, daemon, after = done.stdout.splitlines()
-    assert [*lines, after] == [f"{tag} [0, 1, 2]" for tag in ("before", "fork", "daemon=False", "after")]
+    assert [*lines, after] == [f"{tag} [0, 1, 2]" for tag in ("before", "daemon=False", "after")]
     assert "daemonic processes are not allowed to have children" in daemon
     assert "use processes=False here" in daemon
     assert "__main__" not in daemon

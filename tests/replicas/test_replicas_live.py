@@ -24,7 +24,7 @@ STEPS = 600
 @pytest.fixture
 def jobs(home: Home, start_daemon: Callable[..., DaemonProcess], start_runner: Callable[..., RunnerProcess]) -> Iterator[Jobs]:
     daemon = start_daemon()
-    start_runner("here", 3, "--warm", "auto")
+    start_runner("here", 3)
     yield Jobs(daemon.client())
 
 

@@ -148,9 +148,9 @@ ONE = {kill_worker: "failed", kill_supervisor: "lost", hold: "preempted", preemp
 @pytest.mark.parametrize(
     "act",
     [
-        kill_worker,
         pytest.param(preempt, marks=pytest.mark.slow),
-        *(pytest.param(act, marks=pytest.mark.nightly) for act in (kill_supervisor, hold)),  # the one as the other, and as a preemption
+        # By day one that dies of too little memory (below), one whose process is killed where two take turns: test_switched_live
+        *(pytest.param(act, marks=pytest.mark.nightly) for act in (kill_worker, kill_supervisor, hold)),
     ],
     ids=lambda act: act.__name__,
 )

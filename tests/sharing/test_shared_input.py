@@ -208,10 +208,10 @@ def test_where_input_cannot_be_shared_a_line_says_so(text: str, problem: str) ->
 
 # ---- live ----
 
-STEPS = 30
+STEPS = 16
 SWEEP: dict[str, Any] = {
     "recipe": "jpeg-cnn",
-    "params": {"batch_size": 32, "augment": True, "eval_every": 0, "checkpoint_every": 0},
+    "params": {"batch_size": 16, "augment": True, "eval_every": 0, "checkpoint_every": 0},
     "stop": {"iterations": STEPS},
     "grace": 20.0,
 }

@@ -742,7 +742,7 @@ def by_day_one_count_a_form():
 
 @pytest.mark.parametrize(("name", "count"), list(by_day_one_count_a_form()))
 @pytest.mark.parametrize("swapped", [in_all_parts, pytest.param(under_the_smallest_cap, marks=pytest.mark.nightly)])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 def test_it_is_trained_as_without_a_cap_or_refused_in_one_line(swapped, name, count, tmp_path, monkeypatch):
     known = FORMS[name]
     legal = [line for line in (known.may, known.must, known.several if count > 1 else None) if line is not None]

@@ -150,7 +150,7 @@ def train(model, step_of, count, steps=3, stepped=lambda: None):
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("count", [1, 2, 4, 8])
 @pytest.mark.parametrize("parts", [1, 4, 9])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 def test_gradients_weights_and_statistics_are_those_of_the_plain_loop_to_the_bit(parts, count, tied, device_of):
     one, other = pair(tied)
     executor = parted(other, parts, device_of=device_of)

@@ -166,7 +166,7 @@ def test_whatever_is_stopped(world: Any) -> None:
         if look(path_of(here.home.path, "here/cpu0")).holder == lease:
             break
         os.kill(main, signal.SIGCONT)
-    until(lambda: here.jobs.sql(f"SELECT 1 FROM leases WHERE job_id = {high} AND outcome = 'hang'"), 90)
+    until(lambda: here.jobs.sql(f"SELECT 1 FROM leases WHERE job_id = {high} AND outcome = 'hang' AND message LIKE '%kept its turn%'"), 90)
     until(lambda: here.jobs.sql(f"SELECT count(*) FROM leases WHERE job_id = {high} AND state = 'running'") == [(1,)])
     here.goes_on(high)
     here.jobs.act("cancel", high)

@@ -71,6 +71,7 @@ def test_it_resumes_to_the_last_bit(tmp_path, monkeypatch, rhyme):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # by day in parts: test_recipes_on_directories; left and resumed: test_swapped_step
 def test_in_parts_also_left_and_resumed_it_is_the_plain_training_to_the_bit(tmp_path, monkeypatch, rhyme):
     params = {**RANDOM, "width": 64, "batch_size": 1}
     told = []

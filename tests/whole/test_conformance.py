@@ -522,10 +522,10 @@ BY_DAY = ("unisched", "lucid-profiled")
 PREEMPTIVE = {"priority", "srtf", "srsf", "edf", "las", "tiresias", "themis", "unisched"}
 
 
-def check(name: str, limits: PreemptionLimits, costs: Costs, template: Path) -> None:
+def check(name: str, limits: PreemptionLimits, costs: Costs, template: Path, jobs: Sequence[Job] = HISTORY) -> None:
     policy, config = POLICIES[name]
-    decisions = compare(HISTORY, Case(policy, config, limits, costs), template)
-    assert sum(len(decision.starts) for decision in decisions) >= len(HISTORY)
+    decisions = compare(jobs, Case(policy, config, limits, costs), template)
+    assert sum(len(decision.starts) for decision in decisions) >= len(jobs)
     assert name not in PREEMPTIVE or any(decision.stops for decision in decisions), "nobody was preempted: the history shows too little"
 
 
@@ -551,9 +551,13 @@ def test_who_takes_turns_where_is_decided_alike(template: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in BY_DAY else pytest.mark.nightly) for name in sorted(POLICIES.keys() - {"priority"})]
-)
+@pytest.mark.parametrize("name", BY_DAY)
+def test_with_such_policies_the_first_jobs(name: str, template: Path) -> None:
+    check(name, LIMITS, COSTS, template, HISTORY[:8])
+
+
+@pytest.mark.nightly  # by day the first jobs, and all with `priority`
+@pytest.mark.parametrize("name", sorted(POLICIES.keys() - {"priority"}))
 def test_with_any_policy(name: str, template: Path) -> None:
     check(name, LIMITS, COSTS, template)
 
@@ -594,7 +598,7 @@ def histories(draw: st.DrawFn) -> list[Job]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # each example opens a store
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(
     histories(),
     st.sampled_from(sorted(POLICIES)),

@@ -50,6 +50,7 @@ def _kept(call: Call) -> list[dict[str, Any]]:
         files("archive", "archive", None, "events of before, until you remove it"),
         files("backups", "backups", None, f"of the nightly ones the newest {KEEP_BACKUPS}; others until you remove them"),
         files("snapshots", "snapshots", None, "copies of 'submit --snapshot': unused ones go after a week, larger ones than 64 MiB never"),
+        files("bundles", "bundles", None, "checkpoints and code on their way to other hosts: removed an hour after nothing needs them"),
         files("kept logs", "kept-logs", KEPT_FOR, "ends of logs of other hosts"),
         files("jobs", "jobs", None, "logs for 30 days after the end; checkpoints are results: kept until you remove them"),
         *(row for row in elsewhere if row["where"] != f"{socket.gethostname()}:{home.path}"),
