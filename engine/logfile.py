@@ -18,7 +18,7 @@ _BLOCK = 64 * 1024
 _LARGEST_TIMES = 8 << 20
 LATEST_MOMENT = 1e11  #: a time (s since 1970) later than that of any log
 _COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\^_]")  # ECMA-48: CSI, OSC, two-byte codes
-_LOST = "\n[stoker: output was lost here: the log was rotated faster than it was read]\n"
+_LOST_OUTPUT = "\n[stoker: output was lost here: the log was rotated faster than it was read]\n"
 
 
 class Place(NamedTuple):
@@ -129,7 +129,7 @@ def _read_on(path: Path, at: Place) -> LogPart:
     piece = _read(former, at)
     if piece.place.file != at.file:  # that file was rotated away too
         piece = _read(former, _NOWHERE)
-        return piece._replace(text=_LOST + piece.text, more=True)
+        return piece._replace(text=_LOST_OUTPUT + piece.text, more=True)
     return piece._replace(more=True) if piece.text else _read(path, _NOWHERE)
 
 

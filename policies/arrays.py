@@ -12,12 +12,12 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Strings = NDArray[np.object_]
 
-_FEW = 8  #: numbers up to which each is compared by itself
+_COMPARED_SINGLY = 8  #: numbers up to which each is compared by itself
 
 
 def among(ids: Ints, some: Collection[int]) -> Bools:
     """Whether each of ``ids`` is in ``some``."""
-    if len(some) > _FEW:
+    if len(some) > _COMPARED_SINGLY:
         return np.isin(ids, list(some))
     found = np.zeros(len(ids), dtype=bool)
     for one in some:

@@ -29,7 +29,7 @@ logging.getLogger("sqlglot").setLevel(logging.ERROR)  # it warns of each stateme
 
 MAX_DEPTH = 40  #: brackets inside brackets
 
-_FIRST = {"select", "with", "from", "values", "table", "describe", "desc", "summarize", "show", "pivot", "unpivot", "("}
+_FIRST_WORDS = {"select", "with", "from", "values", "table", "describe", "desc", "summarize", "show", "pivot", "unpivot", "("}
 _FIRST_HELP = "one SELECT, WITH, FROM, VALUES, DESCRIBE, SUMMARIZE, SHOW TABLES or EXPLAIN"
 #: Names of CTEs that could hide a catalog view outside their own scope.
 _RESERVED = re.compile(r"(duckdb|pg|sqlite|pragma|information)_")
@@ -84,7 +84,7 @@ def guard(sql: str, tables: Collection[str]) -> Statement:
         sql = "\n" * sql.count("\n", 0, end) + sql[end:]
         tokens = _tokens(sql)
     first = tokens[0].text.lower()
-    if first not in _FIRST:
+    if first not in _FIRST_WORDS:
         _refuse(f"{tokens[0].text!r} can't be run here: only {_FIRST_HELP}; this endpoint only reads")
     text = sql[tokens[0].start : tokens[-1].end + 1]
     above = sql.count("\n", 0, tokens[0].start)

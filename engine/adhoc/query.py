@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .allowed import Statement
 
 _FETCH = 1000  #: rows at a time
-_LESS = "aggregate or filter earlier, or join on more columns"
+_REMEDY = "aggregate or filter earlier, or join on more columns"
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +200,7 @@ def _translated(error: Exception, above: int) -> Exception:
     if isinstance(error, StokerError) or not isinstance(error, duckdb.Error | MemoryError):
         return error
     if isinstance(error, duckdb.OutOfMemoryException | MemoryError):
-        return LimitExceeded(f"query: it needs more memory than it may use; {_LESS}")
+        return LimitExceeded(f"query: it needs more memory than it may use; {_REMEDY}")
     return UsageError(f"query: {text[:500]}")
 
 

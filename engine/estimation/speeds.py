@@ -10,7 +10,7 @@ from ...policies.contract import SWITCHED, precedence
 from ..protocol import Speed
 from ..store.transaction import Transaction
 
-_REMEMBERED = 5  #: weight of the past in a moving average, in reports
+_PAST_WEIGHT = 5  #: weight of the past in a moving average, in reports
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def learn_slowdowns(tx: Transaction, found: Sequence[tuple[Mapping[str, Any], Se
                 continue  # its waiting depends on how busy the one with larger priority was
             key = (lease["model"], beside["model"], lease["gpu_name"], lease["share"])
             row = rows.setdefault(key, {**dict(zip(_PAIR, key, strict=True)), "slowdown": None, "samples": 0})
-            weight = 1 / min(row["samples"] + 1, _REMEMBERED)
+            weight = 1 / min(row["samples"] + 1, _PAST_WEIGHT)
             slowdown = mix(row["slowdown"], one.speed.compute / lease["compute"], weight)
             row.update(slowdown=slowdown, samples=row["samples"] + 1, updated_at=tx.now)
             changed[key] = row
@@ -120,7 +120,7 @@ _COLUMNS = ("signature", "gpu_name", "model", "gang", "compute", "within_node", 
 def fold(known: Mapping[str, Any], speed: Speed, *, across: bool) -> dict[str, Any]:
     """A row of `speeds` with one more report: a plain mean at first, then a moving one. ``across``: the ranks were on several nodes."""
     samples = known["samples"] or 0
-    weight = 1 / min(samples + 1, _REMEMBERED)
+    weight = 1 / min(samples + 1, _PAST_WEIGHT)
     changes = {
         "compute": mix(known["compute"], speed.compute, weight),
         "peak_memory": max(filter(None, (known["peak_memory"], speed.memory)), default=None),

@@ -15,7 +15,7 @@ from .data import Report
 from .style import FONT, GREY, INK, PALETTE, WIDTH, days, figure, finish, ink_on, label, time_axis
 
 FAILURES = frozenset({"failed", "oom", "hang", "timeout", "lost", "start-failed", "unkillable"})
-_HALF = 0.40  #: half the height of a bar, in rows
+_HALF_HEIGHT = 0.40  #: half the height of a bar, in rows
 _MOST_LABELS, _MOST_EDGES, _MOST_ROWS, _MANY_FAILURES = 400, 600, 40, 60
 _LEAST_OF_A_NAME = 6  #: characters; a shorter beginning of a name would be unclear
 _MARGIN = 0.85  #: approximate share of the axes in the figure's width
@@ -58,7 +58,9 @@ def _add(axes: Axes, bars: Sequence[Bar], rows: Mapping[str, int], colours: Mapp
     corners = []
     for bar in bars:
         left, right, middle = days(bar["begins"]), days(bar["ends"]), rows[bar["gpu_id"]]
-        corners.append([(left, middle - _HALF), (right, middle - _HALF), (right, middle + _HALF), (left, middle + _HALF)])
+        corners.append(
+            [(left, middle - _HALF_HEIGHT), (right, middle - _HALF_HEIGHT), (right, middle + _HALF_HEIGHT), (left, middle + _HALF_HEIGHT)]
+        )
     axes.add_collection(
         PolyCollection(
             corners,

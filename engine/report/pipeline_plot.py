@@ -17,7 +17,7 @@ from .style import BLUE, DPI, GREEN, GREY, INK, ORANGE, PALETTE, VERMILION, all_
 
 _GIB = 1 << 30
 _MIB = 1 << 20
-_FAR = 4.0  #: a memory limit of so many times the used memory is not drawn, but mentioned
+_LIMIT_FACTOR_DRAWN = 4.0  #: a memory limit of so many times the used memory is not drawn, but mentioned
 Step = Mapping[str, Any]  #: a step of the history from `GET /v1/jobs/REF/pipeline` and sql/report/pipeline.sql
 
 
@@ -95,7 +95,7 @@ def _memory(axes: Axes, steps: Sequence[Step], at: Floats, breaks: list[int]) ->
     buffers = np.array(
         [sum(s["value"] or 0 for s in step["stages"] if s["unit"] == "MiB") * _MIB / _GIB for step in steps], dtype=np.float64
     )
-    near = total.max() < _FAR * used.max()  # a far limit would press the used memory to the bottom
+    near = total.max() < _LIMIT_FACTOR_DRAWN * used.max()  # a far limit would press the used memory to the bottom
     if near:
         _set(axes, at, total, breaks, color=INK, linestyle=":", linewidth=1.2, label="may be used")
     _measured(axes, at, used, breaks, color=ORANGE, linewidth=1.6, label="in use" if near else f"in use, of {total.max():.3g}")

@@ -14,7 +14,7 @@ from ...policies.estimate.transfers import Transfers
 from ..adapters.adapter_choice import LEAST_GAIN
 from .query_columns import Array, Columns, GroupedRows, floats, ints
 
-_MOST = 64  #: GPUs up to which a speed is predicted, unless the gang is larger
+_MOST_PREDICTED_GPUS = 64  #: GPUs up to which a speed is predicted, unless the gang is larger
 
 
 def profiles_of(speeds: Columns, products: Array, memory: Floats) -> tuple[tuple[Profile, ...], Ints]:
@@ -101,7 +101,7 @@ def throughput(gang: int, compute: float, within: float | None, across: float | 
     """
     within = within if within is not None else across or 0.0
     across = max(within, across if across is not None else within)
-    gpus = range(1, max(_MOST, gang) + 1)
+    gpus = range(1, max(_MOST_PREDICTED_GPUS, gang) + 1)
     rates, spread = (
         [gang / (compute * gang / n + (n - 1) * communication) for n in gpus]
         for communication in (within, across)

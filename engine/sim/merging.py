@@ -14,7 +14,7 @@ from .agenda import Agenda, EventKind
 from .results.recorder import Recorder
 from .table import Job, Table
 
-_LEAST = 1e-6  #: share of its work left to a job with nothing to learn
+_LEAST_WORK_LEFT = 1e-6  #: share of its work left to a job with nothing to learn
 
 
 class Merging:
@@ -39,7 +39,7 @@ class Merging:
         rows = self._profile[source], self._profile[job.number]
         ratio = float(self._transfers.begin[rows]) if min(rows) >= 0 else math.nan
         if not math.isnan(ratio):
-            job.left = job.work = job.work * max(ratio, _LEAST)
+            job.left = job.work = job.work * max(ratio, _LEAST_WORK_LEFT)
 
     def goes_on(self, source: int | None, gpus: Sequence[int]) -> bool:
         """Whether the source of its weights has left these GPUs at this moment."""

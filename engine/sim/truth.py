@@ -19,7 +19,7 @@ from ...policies.placement.cells import Grid
 from .run_options import Costs, Errors
 from .workload import Workload
 
-_FEW = 6  #: equals in turns up to which each subset is computed; more keep a GPU busy all the time
+_MAX_ENUMERATED = 6  #: equals in turns up to which each subset is computed; more keep a GPU busy all the time
 LEAST_NOISE = 0.05  #: normal noise is cut off here, so that no job is believed to take no time
 #: Standard error of the logarithm, if the length of a job that stops at a metric is taken from its maximum of iterations: by 002 fig. 5.1
 #: it spares up to 22 % of them for the best metric, 31 % for 99 % of it; evenly up to either, the root mean of log(1 - spared)^2 is 0.17.
@@ -138,7 +138,7 @@ class Truth:
         handed = self._costs.turn if len(equals) > 1 else 0.0
         cycles = [step + self._costs.pause * below for step in steps]
         turns = [part * step + handed for part, step in zip(busy, steps, strict=True)]
-        if 1 < len(equals) <= _FEW:
+        if 1 < len(equals) <= _MAX_ENUMERATED:
             loads = [max(cycle - turn, 0.0) for cycle, turn in zip(cycles, turns, strict=True)]
             cycles = list(_cycles(tuple(loads), tuple(turns)))
         wanted = [turn / cycle for turn, cycle in zip(turns, cycles, strict=True)]

@@ -51,9 +51,9 @@ def read_on(cursor: duckdb.DuckDBPyConnection, name: str, values: Mapping[str, V
         found = cursor.fetchmany(rows + 1)
         columns = [column[0] for column in cursor.description or ()]
     except duckdb.InterruptException:
-        raise LimitExceeded(f"{name}: stopped after {seconds:g} s; {_LESS}") from None
+        raise LimitExceeded(f"{name}: stopped after {seconds:g} s; {_REMEDY}") from None
     except duckdb.OutOfMemoryException:
-        raise LimitExceeded(f"{name}: it needs more memory than the daemon may use; {_LESS}") from None
+        raise LimitExceeded(f"{name}: it needs more memory than the daemon may use; {_REMEDY}") from None
     except (duckdb.DataError, duckdb.ProgrammingError) as error:  # the query is Stoker's own, so a value is wrong
         raise UsageError(f"values: {str(error).splitlines()[0]}") from None
     finally:
@@ -62,4 +62,4 @@ def read_on(cursor: duckdb.DuckDBPyConnection, name: str, values: Mapping[str, V
     return QueryAnswer(columns, list(found[:rows]), len(found) > rows)
 
 
-_LESS = "ask for less, such as the jobs of a shorter time"
+_REMEDY = "ask for less, such as the jobs of a shorter time"

@@ -17,7 +17,7 @@ PHILLY_MEDIAN = 1144.0
 PHILLY_SIGMA = 2.21
 PHILLY_REQUESTS = {1: 0.932, 2: 0.022, 4: 0.023, 8: 0.020, 16: 0.003}
 _SHORTEST = 1.0  #: seconds
-_LONGEST = 10 * 365 * 86_400.0
+_LONGEST_SECONDS = 10 * 365 * 86_400.0
 
 
 def philly_requests(gpus: int | None) -> dict[int, float]:
@@ -50,7 +50,7 @@ def check(shape: Shape) -> None:
         raise ValueError(f"load: {shape.load:g} must be above 0, such as 0.9")
     if shape.load is not None and not shape.gpus:
         raise ValueError("load: is of a cluster; give its nodes too, such as 100x8")
-    if not _SHORTEST <= shape.median <= _LONGEST:
+    if not _SHORTEST <= shape.median <= _LONGEST_SECONDS:
         raise ValueError(f"median: {fmt.duration(shape.median)} is outside 1 s to 10 years")
     if not 0 <= shape.sigma <= 5:
         raise ValueError(f"sigma: {shape.sigma:g} is outside 0 to 5")
@@ -68,7 +68,7 @@ def generate(shape: Shape, rng: np.random.Generator) -> list[TraceJob]:
     weights = np.array(list(shape.requests.values()), dtype=np.float64)
     gpus = rng.choice(np.array(list(shape.requests), dtype=np.int64), size=shape.jobs, p=weights / weights.sum())
     logs = rng.normal(math.log(shape.median), shape.sigma, size=shape.jobs)
-    duration = np.round(np.clip(np.exp(logs), _SHORTEST, _LONGEST), 3)
+    duration = np.round(np.clip(np.exp(logs), _SHORTEST, _LONGEST_SECONDS), 3)
     gaps = rng.exponential(1.0, size=shape.jobs)
     gaps[0] = 0.0
     arrivals = np.cumsum(gaps)

@@ -12,7 +12,7 @@ from ..keys import check_round
 from ..queues.elastic import ROUND_KEY, Curves, Pool, SpeedCurve, begin, divide, in_round, pack, sizes, water_fill
 from ..queues.exchange import exchange
 
-_NOTHING = 1e-3  #: added to every speedup, as by the authors, so that a job without GPUs has a finite claim
+_SPEEDUP_WITHOUT_GPUS = 1e-3  #: added to every speedup, as by the authors, so that a job without GPUs has a finite claim
 
 
 class Pollux:
@@ -106,7 +106,7 @@ class Pollux:
     def _worth(self, speedup: Floats) -> Floats:
         """The terms of a sum over jobs: its maximum is also the maximum of the power mean."""
         p = self.config.fairness
-        mean = np.log(speedup + _NOTHING) if p == 0 else np.sign(p) * (speedup + _NOTHING) ** p
+        mean = np.log(speedup + _SPEEDUP_WITHOUT_GPUS) if p == 0 else np.sign(p) * (speedup + _SPEEDUP_WITHOUT_GPUS) ** p
         return np.asarray(np.nan_to_num(mean, nan=-np.inf), dtype=np.float64)
 
 

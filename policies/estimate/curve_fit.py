@@ -22,8 +22,8 @@ _EVIDENCE = 30  #: most values that count as independent
 _SEARCHES = 2  #: of each family
 _ITERATIONS = 6
 _STEP = 1e-5  #: of the finite differences by shape
-_EXACT = 1e-10  #: residual variance below which a fit counts as exact, of values that span 1
-_MOST = 100  #: members kept
+_EXACT_FIT_VARIANCE = 1e-10  #: residual variance below which a fit counts as exact, of values that span 1
+_MOST_MEMBERS = 100  #: members kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def fit(observed: Observed) -> Ensemble:
         family, np.concatenate((basis, _bases(families, family[-len(best) :], found, observed.u))), problem.weights(len(observed))
     )
     weight = _weigh(family, rss, error, len(observed))
-    top = np.argsort(-weight, kind="stable")[:_MOST]
+    top = np.argsort(-weight, kind="stable")[:_MOST_MEMBERS]
     return Ensemble(families, family[top], shape[top], a[top], b[top], weight[top] / weight[top].sum(), error[family[top]])
 
 
@@ -83,7 +83,7 @@ def _weigh(family: Ints, rss: Floats, error: Floats, n: int) -> Floats:
     weight = np.zeros(len(family))
     for number in range(len(error)):
         rows = family == number
-        likelihood = ((rss[rows].min() + _EXACT) / (rss[rows] + _EXACT)) ** evidence
+        likelihood = ((rss[rows].min() + _EXACT_FIT_VARIANCE) / (rss[rows] + _EXACT_FIT_VARIANCE)) ** evidence
         weight[rows] = error[number] ** -_SHARPNESS * likelihood / likelihood.sum()
     return weight
 
@@ -156,7 +156,7 @@ class _Problem:
             a, b, rss = self.solve(family, basis, self.weights(count))
             best = np.array([_smallest(rss, family == number, 1)[0] for number in range(len(self.families))])
             off = a[best, None] - b[best, None] * basis[best, count:] - y[count:]
-            logs += np.log((off * off).mean(axis=1) + _EXACT) / 2
+            logs += np.log((off * off).mean(axis=1) + _EXACT_FIT_VARIANCE) / 2
         errors: Floats = np.exp(logs / len(known)) if known else np.full(len(self.families), 1.0 / n)
         return errors
 

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from ..arrays import Floats
 from .curve_fit import Ensemble, Observed, fit
 
-_LEAST = 3  #: values from which on curves are fitted
+_LEAST_VALUES = 3  #: values from which on curves are fitted
 _FITTED = 100  #: more values are averaged to so many
 _CELLS = 200  #: most future evaluations computed; of more only some, further apart
 _UNFORESEEN = 0.3  #: probability of an event that no curve foresees: then the target is met anywhere up to the maximum
@@ -54,7 +54,7 @@ def estimate_iterations(
     met = bool((sign * y >= sign * target).any())
     if met or done >= maximum:
         return IterationEstimate(done, done, done, float(met), 0.0)
-    if len(y) < _LEAST:
+    if len(y) < _LEAST_VALUES:
         at = np.linspace(done, maximum, _CELLS + 1)[1:]  # it may be anywhere
         return _summary(at, (maximum - at) / (maximum - done), math.nan)
     at, unmet = _first_passage(u, y, sign, target, done, maximum)

@@ -6,7 +6,7 @@ import numpy as np
 
 from ..contract import Floats, Ints
 
-_ENOUGH = 1e-9  #: least improvement
+_LEAST_IMPROVEMENT = 1e-9  #: least improvement
 
 Step = list[tuple[int, int]]  #: jobs with their new numbers of GPUs
 
@@ -51,7 +51,7 @@ class _Search:
         jobs, columns = self.worth.shape
         if not jobs:
             return []
-        best, step = _ENOUGH, Step()
+        best, step = _LEAST_IMPROVEMENT, Step()
         for change, sign, most in ((self.taking, 1, min(self.left, columns)), (self.giving, -1, columns)):
             if most > 0:
                 job, size = divmod(int(change[:, :most].argmax()), most)

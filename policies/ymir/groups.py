@@ -18,8 +18,8 @@ from .merges import Merges
 
 #: Work left is rounded to powers of the first of these with which the kinds that can be merged are few.
 _STEPS = (1.05, 1.25, 1.6, 2.5)
-_LEAST = 1e-6  #: least remaining share of a job's work
-_FEW = 60  #: kinds that can be merged: their pairs are up to some 30 thousand columns
+_LEAST_WORK_LEFT = 1e-6  #: least remaining share of a job's work
+_MOST_KINDS = 60  #: kinds that can be merged: their pairs are up to some 30 thousand columns
 
 
 class Choices(Protocol):
@@ -80,7 +80,7 @@ class Groups:
         self.kinds: list[JobKind] = []
         for step in _STEPS:
             self._sort_into_kinds(step)
-            if sum(members[0].fresh for members in self._members) <= _FEW:
+            if sum(members[0].fresh for members in self._members) <= _MOST_KINDS:
                 break
         self.merges = self._possible_merges()
         self._decided: dict[int, tuple[int, str]] = {}
@@ -94,7 +94,7 @@ class Groups:
         source = self._source(row)
         if source is not None:
             self._begins[self._id[row]] = source[0]
-            seconds = {n: takes * max(source[1], _LEAST) for n, takes in cold.items()}
+            seconds = {n: takes * max(source[1], _LEAST_WORK_LEFT) for n, takes in cold.items()}
         tasks = 1
         if pair is not None:
             other = self._row_of[pair[0]]

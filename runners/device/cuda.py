@@ -20,7 +20,7 @@ from .device import CapExceeded, Device, Event, Pair, StepSeconds, bytes_of
 T = TypeVar("T")
 
 _BLOCK = 512  #: bytes of the allocator's unit
-_LOST = 64 << 20  #: bytes lost in its pages of 20 MiB, parts of which libraries keep for good
+_PAGE_WASTE = 64 << 20  #: bytes lost in its pages of 20 MiB, parts of which libraries keep for good
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class CudaDevice:
 
     def _allow(self, size: int) -> None:
         """Allow so many bytes in use. The allocator may take more, lost between used blocks; a trial counts the used bytes alone."""
-        size += size // 16 + _LOST
+        size += size // 16 + _PAGE_WASTE
         total = torch.cuda.get_device_properties(self.device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, size / total), self.device)
 

@@ -23,7 +23,7 @@ from ..worker.ranks import Ranks
 from . import petl
 from .petl import ABOUT, ADAPTER, Adapted
 
-_LONGEST = 200  #: characters of a kind of labels
+_MOST_LABEL_CHARACTERS = 200  #: characters of a kind of labels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,7 @@ class LeftAdapter:
 def kind_of_labels(classes: Sequence[str]) -> str:
     """Equal if classes have the same names."""
     names = ", ".join(sorted(name.strip().lower() for name in classes))
-    return names if len(names) <= _LONGEST else f"{len(classes)} classes ({hashlib.sha256(names.encode()).hexdigest()[:12]})"
+    return names if len(names) <= _MOST_LABEL_CHARACTERS else f"{len(classes)} classes ({hashlib.sha256(names.encode()).hexdigest()[:12]})"
 
 
 def digest_of(classes: Sequence[str], samples: Sequence[tuple[str, int]]) -> str:

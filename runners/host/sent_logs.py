@@ -21,7 +21,7 @@ log = logging.getLogger("stoker.runner")
 
 _TIMEOUT = 10.0  #: seconds
 _RETRY_SECONDS = 5.0  #: seconds until a failed request is sent again
-_LONGEST = 1 << 20  #: bytes of a log's end that are sent
+_MOST_SENT_BYTES = 1 << 20  #: bytes of a log's end that are sent
 _SENT = "log-sent"  #: file in the run directory: the daemon has the end of the log
 _REFUSED = (NotFound, UsageError, LimitExceeded, Stale)  #: errors that a repetition would not mend
 
@@ -122,8 +122,8 @@ class LogSender(threading.Thread):
         """The last bytes of the log, from the start of a line where there is one. A rotated log is read over both files."""
         files = [directory.log.with_name(directory.log.name + ".1"), directory.log]
         texts = [_last_bytes(path) for path in files]
-        data = (texts[0] + texts[1])[-_LONGEST:]
-        if len(data) == _LONGEST and 0 <= (cut := data.find(b"\n")) < len(data) - 1:
+        data = (texts[0] + texts[1])[-_MOST_SENT_BYTES:]
+        if len(data) == _MOST_SENT_BYTES and 0 <= (cut := data.find(b"\n")) < len(data) - 1:
             data = data[cut + 1 :]
         there = directory.log.stat() if directory.log.exists() else None
         return LastLog(
@@ -154,5 +154,5 @@ def _last_bytes(path: Path) -> bytes:
     if path.is_symlink() or not path.is_file():
         return b""
     with path.open("rb") as file:
-        file.seek(max(path.stat().st_size - _LONGEST, 0))
-        return file.read(_LONGEST)
+        file.seek(max(path.stat().st_size - _MOST_SENT_BYTES, 0))
+        return file.read(_MOST_SENT_BYTES)

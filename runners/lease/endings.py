@@ -30,7 +30,7 @@ HOST_MEMORY = "host.memory"  #: stop reason: the job exceeded its limit of host 
 TERMINATED = "terminated"  #: stop reason: another process signalled the supervisor, as at a shutdown
 
 
-_LESS = "use fewer loader workers or smaller batches, or run fewer jobs at once"
+_MEMORY_REMEDY = "use fewer loader workers or smaller batches, or run fewer jobs at once"
 
 
 class Ending(NamedTuple):
@@ -82,10 +82,10 @@ def judge(
     # The kernel counts kills of the whole cgroup: the count alone may be of another job.
     killed = exit_code in (-signal.SIGKILL, 128 + signal.SIGKILL) or _KILLED.search(log[-_SEARCHED:]) is not None
     if kernel_oom and killed:
-        return Ending("oom", f"the kernel killed it, out of main memory: {_LESS}")
+        return Ending("oom", f"the kernel killed it, out of main memory: {_MEMORY_REMEDY}")
     if _only_the_hosts(log):
         more = f", and host.memory is {limit}: raise it, or" if limit else ":"
-        return Ending("oom", f"out of main memory{more} {_LESS}")
+        return Ending("oom", f"out of main memory{more} {_MEMORY_REMEDY}")
     if exit_code == OOM_EXIT or _OUT_OF_MEMORY.search(log[-_SEARCHED:]):
         return Ending("oom", f"out of memory: use a smaller batch, ask for GPUs with more of it (gpu_memory), or {SMALLER}")
     return Ending("failed", _failed(exit_code, log))

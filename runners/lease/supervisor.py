@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PIPE_BYTES = 1 << 20
-_LOOK = 0.5  #: seconds between looks at the memory of a job whose memory is limited
+_MEMORY_CHECK_INTERVAL = 0.5  #: seconds between looks at the memory of a job whose memory is limited
 _TICK = 0.05  #: seconds between looks at the process tree, only while something is being ended
 _LEFTOVER_GRACE = 2.0  #: seconds that processes get to end by themselves after the main process
-_TAIL = 4096  #: bytes of the log's end that go into exit.json
-_EXIT_BYTES = 8 * _TAIL  #: size of exit.json at most: in JSON a byte of the tail takes up to six
+_LOG_END_BYTES = 4096  #: bytes of the log's end that go into exit.json
+_EXIT_BYTES = 8 * _LOG_END_BYTES  #: size of exit.json at most: in JSON a byte of the tail takes up to six
 _KILLED_FIRST = 500  #: oom_score_adj of workers: when memory runs out they go before the daemon, the agent and us
 
 LEASE_TAKEN_EXIT = 3  #: exit code: another supervisor, or an agent's refusal, holds this lease
@@ -280,7 +280,7 @@ class Supervisor:
     def _next_look(self) -> float | None:
         """Seconds until the next look at the daemon's last word or at the job's memory; None: neither is watched."""
         looks = [] if "heard" not in self.launch else [max(self.look_at - time.monotonic(), 0.0)]
-        return min([*looks, *([] if self.limits is None else [_LOOK])], default=None)
+        return min([*looks, *([] if self.limits is None else [_MEMORY_CHECK_INTERVAL])], default=None)
 
     def _look_for_daemon(self) -> None:
         """Stop when the daemon was not heard for too long; the part of the grace in which the host slept counts."""
@@ -390,7 +390,7 @@ class Supervisor:
             limit=None if self.limits is None else self.limits.words,
         )
         self.log.close()
-        tail = log[-_TAIL:].decode(errors="replace")
+        tail = log[-_LOG_END_BYTES:].decode(errors="replace")
         self._write_exit(ending.outcome, ending.message, reason, tail, [found.process for found in survivors])
 
     def _write_exit(

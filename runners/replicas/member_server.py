@@ -16,8 +16,8 @@ import msgspec
 
 from .membership import Member
 
-_LONGEST = 1 << 20  #: bytes of a line
-_POLL = 0.05
+_MOST_LINE_BYTES = 1 << 20  #: bytes of a line
+_POLL_INTERVAL = 0.05
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,13 +80,13 @@ class MemberServer:
         self._server.server_close()
 
     def _answer(self, handler: socketserver.StreamRequestHandler) -> None:
-        asked = _ASKED.decode(handler.rfile.readline(_LONGEST))
+        asked = _ASKED.decode(handler.rfile.readline(_MOST_LINE_BYTES))
         if asked.group != self._group:  # meant for a member of another group that had this port before
             return
         state = None
         until = time.monotonic() + min(asked.patience, 600.0)
         while asked.state_at is not None and (state := self._kept(asked)) is None and time.monotonic() < until:
-            time.sleep(_POLL)
+            time.sleep(_POLL_INTERVAL)
         status = msgspec.structs.replace(self._status(), trained=len(state or b""))
         handler.wfile.write(msgspec.json.encode(status) + b"\n")
         if state is not None:
@@ -130,7 +130,7 @@ def _asked(address: str, asked: _Ask, patience: float) -> tuple[Status, bytes] |
         with socket.create_connection((host.strip("[]"), int(port)), patience) as connection, connection.makefile("rwb") as file:
             file.write(msgspec.json.encode(asked) + b"\n")
             file.flush()
-            status = _STATUS.decode(file.readline(_LONGEST))
+            status = _STATUS.decode(file.readline(_MOST_LINE_BYTES))
             return status, file.read(status.trained) if status.trained else b""
     except (OSError, ValueError, msgspec.DecodeError):
         return None

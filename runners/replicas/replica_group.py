@@ -28,13 +28,13 @@ from .membership import Decision, Member, decide, decoded, farthest, named, newe
 
 log = logging.getLogger(__name__)
 
-_POLL = 0.1  #: seconds between looks at the request to stop
-_PAUSE = 0.2  #: seconds between two meetings while the group may not go on
-_BEAT = 0.2  #: seconds between signs of life at the lighthouse
-_ASK = 1.0  #: seconds to wait for a member's answer
-_SLOWEST = 20.0  #: seconds allowed for a step while its speed is unknown
-_LINK = 10e6  #: bytes a second, slowest link assumed for copying a state
-_SAY = 30.0  #: seconds between two log lines that say why it waits
+_STOP_POLL_INTERVAL = 0.1  #: seconds between looks at the request to stop
+_MEETING_PAUSE = 0.2  #: seconds between two meetings while the group may not go on
+_HEARTBEAT_INTERVAL = 0.2  #: seconds between signs of life at the lighthouse
+_ANSWER_TIMEOUT = 1.0  #: seconds to wait for a member's answer
+_UNKNOWN_STEP_SECONDS = 20.0  #: seconds allowed for a step while its speed is unknown
+_ASSUMED_BANDWIDTH = 10e6  #: bytes a second, slowest link assumed for copying a state
+_LOG_INTERVAL = 30.0  #: seconds between two log lines that say why it waits
 
 
 class Finished(Exception):
@@ -92,7 +92,7 @@ class JoinedGroup:
         self._summing: tuple[Any, Decision, float] | None = None  #: the sum under way: its processes, members and start
         self._process_group: Any = None
         self._formed: object = None  #: the members for which the process group was made
-        self._said, self._why = -_SAY, ""
+        self._said, self._why = -_LOG_INTERVAL, ""
         self._nobody = "no member answers yet"  #: why there is no lighthouse
         host = settings.host
         store: Any = distributed.TCPStore  # type: ignore[attr-defined]
@@ -161,7 +161,7 @@ class JoinedGroup:
                 self.gives_way = True
                 raise Interrupted
             if not decision.aside:  # else the others, whose lighthouse still hears of it, would wait for it at each step
-                time.sleep(_PAUSE)
+                time.sleep(_MEETING_PAUSE)
 
     def _met(self) -> Decision:
         """Meet once, and decide from the present members."""
@@ -228,7 +228,7 @@ class JoinedGroup:
         from torchft.coordination import LighthouseClient
 
         try:
-            self._client = LighthouseClient(lighthouse, connect_timeout=timedelta(seconds=_ASK))
+            self._client = LighthouseClient(lighthouse, connect_timeout=timedelta(seconds=_ANSWER_TIMEOUT))
         except Exception:  # it has gone, or the network is cut
             self._nobody = f"the lighthouse in use, {lighthouse}, is not reached from here: check the network"
             return
@@ -240,7 +240,7 @@ class JoinedGroup:
         return [one.address for one in members if one.address and one.lease != self.me.lease]
 
     def _ask_others(self) -> list[Status]:
-        answers = ask_all(self._others(), self.settings.group, _ASK)
+        answers = ask_all(self._others(), self.settings.group, _ANSWER_TIMEOUT)
         self.settled.update(one.member.lease for one in answers if one.finished)
         return answers
 
@@ -265,7 +265,7 @@ class JoinedGroup:
         until = time.monotonic() + self.settings.goodbye if self.me.leaving else math.inf
         while True:
             try:
-                found = result.get(timeout=_POLL)
+                found = result.get(timeout=_STOP_POLL_INTERVAL)
             except queue.Empty:
                 if self._stop() and not self.me.leaving:
                     self.tell(leaving=True)
@@ -308,18 +308,18 @@ class JoinedGroup:
             client = self._client
             if client is not None:
                 try:
-                    client.heartbeat(self._name(), timeout=timedelta(seconds=_ASK))
+                    client.heartbeat(self._name(), timeout=timedelta(seconds=_ANSWER_TIMEOUT))
                     if client is self._client:
                         self._heard = time.monotonic()
                 except Exception as error:  # the request for a quorum will notice it
                     log.debug("no sign of the lighthouse: %s", error)
-            time.sleep(_BEAT)
+            time.sleep(_HEARTBEAT_INTERVAL)
 
     def _watch(self) -> None:
         known: object = None
         signs: dict[int, float] = {}
         while not (self.finished or self._closed):
-            time.sleep(_BEAT)
+            time.sleep(_HEARTBEAT_INTERVAL)
             self._ask_again()
             under_way = self._summing
             if under_way is None:
@@ -337,7 +337,7 @@ class JoinedGroup:
         ``signs``: when each member answered last.
         """
         others = [one for one in decision.members if one.lease != self.me.lease]
-        answers = {one.member.lease: one.member for one in ask_all([one.address for one in others], self.settings.group, _ASK)}
+        answers = {one.member.lease: one.member for one in ask_all([one.address for one in others], self.settings.group, _ANSWER_TIMEOUT)}
         signs |= dict.fromkeys(answers, time.monotonic())
         silent = time.monotonic() - self.settings.quorum_timeout
         return any(signs[one.lease] < silent or answers.get(one.lease, one).tries != one.tries for one in others)
@@ -345,11 +345,11 @@ class JoinedGroup:
     def _ask_again(self) -> None:
         """Ask the members that did not answer again."""
         for lease, address in list(self._cut.items()):
-            if ask_all([address], self.settings.group, _BEAT):
+            if ask_all([address], self.settings.group, _HEARTBEAT_INTERVAL):
                 self._cut.pop(lease, None)
 
     def _say(self, why: str) -> None:
-        if time.monotonic() - self._said >= _SAY or why != self._why:
+        if time.monotonic() - self._said >= _LOG_INTERVAL or why != self._why:
             self._said, self._why = time.monotonic(), why
             self._waits(why + self._unreachable())
 
@@ -393,7 +393,7 @@ class JoinedGroup:
         """Record that an all-reduce, or the making of the group, has failed: the next group leaves out members that cannot be reached."""
         self._give_up()
         others = [one for one in decision.members if one.lease != self.me.lease]
-        answered = {status.member.lease for status in ask_all([one.address for one in others], self.settings.group, _ASK)}
+        answered = {status.member.lease for status in ask_all([one.address for one in others], self.settings.group, _ANSWER_TIMEOUT)}
         self._cut |= {one.lease: one.address for one in others if one.lease not in answered}
 
     def _give_up(self) -> None:
@@ -446,8 +446,8 @@ class JoinedGroup:
 
     def _patience(self, decision: Decision) -> float:
         """Seconds to wait for a member that computes or copies a state: a lost one is mostly noticed at once."""
-        slowest = max(one.seconds if one.seconds is not None else _SLOWEST for one in decision.members)
-        copying = self.settings.state_bytes / _LINK if len(decision.shares) < len(decision.members) else 0.0
+        slowest = max(one.seconds if one.seconds is not None else _UNKNOWN_STEP_SECONDS for one in decision.members)
+        copying = self.settings.state_bytes / _ASSUMED_BANDWIDTH if len(decision.shares) < len(decision.members) else 0.0
         return self.settings.quorum_timeout + 3 * slowest + copying
 
     # ---- states ----
@@ -465,7 +465,7 @@ class JoinedGroup:
         return self._fetched(decision.source, self._patience(decision))
 
     def _final_state(self, answers: Sequence[Status]) -> bytes | None:
-        patience = self.settings.quorum_timeout + self.settings.state_bytes / _LINK
+        patience = self.settings.quorum_timeout + self.settings.state_bytes / _ASSUMED_BANDWIDTH
         for one in answers:
             if one.finished and (state := self._fetched(one.member, patience)) is not None:
                 return state
@@ -490,7 +490,7 @@ class JoinedGroup:
             members = self.me.word.members if self.me.word is not None else []
             if self.settled.issuperset(one.lease for one in members if one.address and one.lease != self.me.lease):
                 return  # a silent member may have been stopped for a while, and come back
-            time.sleep(_POLL)
+            time.sleep(_STOP_POLL_INTERVAL)
 
     def close(self) -> None:
         self._closed = True

@@ -42,7 +42,7 @@ _WORDS = _MAKER + _BEING_MADE
 _HEAD = -(-_WORDS * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
 _LOCK_ROW, _LOCK_MAKER = 1, 1 + ROWS  #: first locked bytes
 _BUSY = 0.25  #: seconds after which a member goes on without the locked page: the lock's holder may be stopped
-_LOOK = 0.05  #: seconds between checks whether the maker of a batch lives
+_MAKER_CHECK_INTERVAL = 0.05  #: seconds between checks whether the maker of a batch lives
 _LEAST_PATIENCE, _PATIENCE = 1.0, 3.0  #: least seconds, and times a batch's making, after which a member makes it for itself
 _ALIGN = 64
 _SPARE = 1.25  #: room for batches that are larger than the first
@@ -358,7 +358,7 @@ class BatchRing:
         if _FUTEX is None:
             time.sleep(0.002)
             return
-        timeout = struct.pack("qq", 0, int(_LOOK * 1e9))
+        timeout = struct.pack("qq", 0, int(_MAKER_CHECK_INTERVAL * 1e9))
         _libc.syscall(_FUTEX, ctypes.byref(self._slept_on), _WAIT, ctypes.c_uint32(seen), timeout, None, 0)
 
     def _wake(self) -> None:

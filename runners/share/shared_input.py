@@ -28,7 +28,7 @@ from .input_groups import InputGroup, clear
 log = logging.getLogger(__name__)
 
 _LONGEST_START = 60.0  #: seconds for which the first job waits for those that start beside it
-_LOOK = 0.05
+_CHECK_INTERVAL = 0.05
 _TOLD = 5.0  #: seconds between reports
 
 Description = Mapping[str, Any]  #: properties of batches, by names for people; JSON
@@ -84,7 +84,7 @@ class SharedInput:
             if time.monotonic() > until or script.should_stop():
                 log.info("begins with %d of the %d jobs that share its input", known, leases)
                 return
-            time.sleep(_LOOK)
+            time.sleep(_CHECK_INTERVAL)
 
     def _beside(self) -> set[int]:
         """Leases of the group that have joined so far, also those with other batches."""

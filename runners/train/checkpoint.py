@@ -160,7 +160,7 @@ def weights_of(source: Path, ranks: Ranks) -> tuple[dict[str, torch.Tensor], Pat
 
     All ranks read the same. Raises UsageError if there are none: the training must not begin without them.
     """
-    for _ in range(_LOOKS):
+    for _ in range(_READ_ATTEMPTS):
         state, where, problem = None, source, ""
         with ExitStack() as held:
             if ranks.first:
@@ -182,7 +182,7 @@ def weights_of(source: Path, ranks: Ranks) -> tuple[dict[str, torch.Tensor], Pat
     raise UsageError(problem)
 
 
-_LOOKS = 10  #: attempts, as a checkpoint may go while ranks read it on a file system without locks
+_READ_ATTEMPTS = 10  #: attempts, as a checkpoint may go while ranks read it on a file system without locks
 
 
 def _newest(source: Path, held: ExitStack) -> tuple[Any, Path]:

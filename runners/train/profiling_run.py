@@ -24,9 +24,9 @@ from .trainer import Trainer
 log = logging.getLogger(__name__)
 
 _ROUND = 4  #: steps of a kind in a row; the first still feels the other kind (DDP synchronises buffers one forward later)
-_MOST = 400  #: timed steps after which it ends, however they scatter
+_MOST_TIMED_STEPS = 400  #: timed steps after which it ends, however they scatter
 _PRECISION = 0.02  #: relative standard error that is good enough
-_LONGEST = 300.0  #: seconds of measuring, unless the first round takes longer: UniSched's lease of a profiling run
+_MOST_SECONDS = 300.0  #: seconds of measuring, unless the first round takes longer: UniSched's lease of a profiling run
 
 
 @dataclass(slots=True)
@@ -92,12 +92,12 @@ class Profiling:
 
     def _run(self) -> bool:
         ranks = self.trainer.ranks
-        until = self.clock() + _LONGEST
+        until = self.clock() + _MOST_SECONDS
         rounds = 0
         while True:
             batches = self._load()
             stop, late, precise = self._agree(batches is None or script.should_stop(), self.clock() + self._ahead() > until)
-            if batches is None or stop or late or precise or self.times.steps() >= _MOST:
+            if batches is None or stop or late or precise or self.times.steps() >= _MOST_TIMED_STEPS:
                 break
             try:
                 measured = self._round(batches)

@@ -44,7 +44,7 @@ TAG_PLACE = 600  #: bytes of environment reserved for a child's tag
 READY_NAME = "stoker-warm"  #: name of a ready server, as `ps` and `top` show it
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _NICE = 10
-_PATIENCE = 5.0  #: seconds for a request to arrive
+_REQUEST_TIMEOUT = 5.0  #: seconds for a request to arrive
 _reading = loaded_state.Reading()
 
 
@@ -201,7 +201,7 @@ def _begin(control: socket.socket, descriptor: int) -> NoReturn:
 def _supervise(request: socket.socket) -> int:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
-    request.settimeout(_PATIENCE)
+    request.settimeout(_REQUEST_TIMEOUT)
     run, launch = _read(request)
     os.chdir(run)
     write_tag(launch["env"][ENV_TAG])
@@ -226,7 +226,7 @@ def _read(request: socket.socket) -> tuple[Path, Launch]:
 
 def _exactly(request: socket.socket, length: int) -> bytes:
     parts = bytearray()
-    end = time.monotonic() + _PATIENCE
+    end = time.monotonic() + _REQUEST_TIMEOUT
     while len(parts) < length:
         part = request.recv(length - len(parts))
         if not part or time.monotonic() > end:

@@ -24,7 +24,7 @@ from ..lease.rundir import CPUS, DONE, ENV_CHECKPOINTS, ENV_NODE_RANK, ENV_RUN_D
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode
 
-_TAIL = 1 << 16  #: bytes read back to find the last record; a record is a few hundred
+_SEARCHED_BYTES = 1 << 16  #: bytes read back to find the last record; a record is a few hundred
 _LONGEST_NAME = 200  #: of a value, as in `protocol`, whose import would cost a script more than all of this module
 _LARGEST, _MOST, _MOST_VALUES = 1e300, 2**62, 1000  #: limits of a value, of a whole number, and of values in one report, as there
 _MEMORY_INTERVAL = 1.0  #: seconds between looks at the peak of GPU memory, which cost more than a record
@@ -64,7 +64,7 @@ class _Reports:
             self._seq += 1
 
     def _read_tail(self, size: int) -> None:
-        tail = os.pread(self._fd, _TAIL, max(0, size - _TAIL))
+        tail = os.pread(self._fd, _SEARCHED_BYTES, max(0, size - _SEARCHED_BYTES))
         self._glue = b"" if tail.endswith(b"\n") or not tail else b"\n"
         for line in reversed(tail.split(b"\n")):
             try:

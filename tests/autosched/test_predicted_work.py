@@ -13,7 +13,8 @@ import pytest
 from common import Runner, submission
 from stoker.engine.autosched.pool_requests import PoolRequest
 from stoker.engine.autosched.pool_tuning import PoolTuning
-from stoker.engine.autosched.stored_models import version_of
+from stoker.engine.autosched.search_process import SearchRequest
+from stoker.engine.autosched.stored_models import StoredModel, version_of
 from stoker.engine.client import Client
 from stoker.engine.config import Config, PolicyDefault
 from stoker.engine.fleet.registration import hello
@@ -71,10 +72,10 @@ def tuning(store: Store, request: pytest.FixtureRequest, monkeypatch: pytest.Mon
     made = PoolTuning(store, scheduling, Tasks(lambda *_: None))
     asked = made._requests.request
 
-    def patiently(request: PoolRequest) -> tuple[Any, ...]:
+    def patiently(request: PoolRequest) -> tuple[SearchRequest, StoredModel, str]:
         """On a machine that may be busy: its real time has passed there before the first trial."""
-        found, *words = asked(request)
-        return dataclasses.replace(found, seconds=patient(found.seconds)), *words
+        found, stored, words = asked(request)
+        return dataclasses.replace(found, seconds=patient(found.seconds)), stored, words
 
     monkeypatch.setattr(made._requests, "request", patiently)
     return made

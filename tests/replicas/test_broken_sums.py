@@ -21,7 +21,7 @@ from stoker.engine.errors import UsageError
 from stoker.engine.protocol import Replica, ReplicaGroup
 from stoker.runners.replicas.member_server import MemberServer, Status, fetch
 from stoker.runners.replicas.membership import Decision, Member
-from stoker.runners.replicas.replica_group import _PAUSE, JoinedGroup, Settings
+from stoker.runners.replicas.replica_group import _MEETING_PAUSE, JoinedGroup, Settings
 from stoker.runners.train.batches import Interrupted
 
 STOP = threading.Event()
@@ -131,7 +131,7 @@ def test_nobody_waits_for_a_member_that_is_left_out(monkeypatch: pytest.MonkeyPa
             for _ in range(30):
                 decisions = list(pool.map(JoinedGroup.meet, members[:2]))
                 assert {decision.leases for decision in decisions} == {(1, 2)}
-            assert time.monotonic() - began < 30 * _PAUSE
+            assert time.monotonic() - began < 30 * _MEETING_PAUSE
         finally:
             STOP.set()
         with pytest.raises(Interrupted):

@@ -314,7 +314,7 @@ def test_a_query_parsed_on_one_connection_serves_all(con: duckdb.DuckDBPyConnect
     with duckdb.connect() as other:
         other.execute(
             "CREATE TABLE nodes AS SELECT 'there' AS id, NULL::VARCHAR AS state, 'h' AS host, '/' AS home, '' AS place, '' AS shared_place,"
-            " 7 AS fetch_at_most, TIMESTAMP '1970-01-01 00:00:09' AS leaves_at"
+            " 7 AS fetch_at_most, TIMESTAMP '1970-01-01 00:00:09' AS leaves_at, now() AS last_seen"
         )
         found = {name: column.tolist() for name, column in fetch(other, "policy/nodes").items()}
         assert found == {"id": ["there"], "state": [None], "places": ["h:/\n\n"], "fetch_at_most": [7.0], "leaves": [9.0]}

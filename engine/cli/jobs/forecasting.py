@@ -16,7 +16,7 @@ Forecast = dict[str, Any]
 PATIENCE = 10.0  #: seconds that all the forecasts of one command may take
 LIKELY_KEPT = 0.9  #: probability from which on a deadline counts as kept
 _UNCERTAIN = 0.5
-_EXACT = 300.0  #: seconds from which on times are rounded, as the submission itself took some
+_ROUNDED_FROM = 300.0  #: seconds from which on times are rounded, as the submission itself took some
 _REMEDIES = {
     "unknown-duration": "give --estimate, or --iterations where jobs of its model have run before",
     "busy": "'stoker explain JOB' says it later",
@@ -80,7 +80,7 @@ def _lines(forecast: Forecast, said: list[str], now: float) -> list[str]:
 
 def _distance(step: Forecast, now: float) -> str:
     left = step["deadline"] - now
-    return f"in {fmt.duration(round(left, -1) if left > _EXACT else left)}" if left > 0 else fmt.relative(step["deadline"], now)
+    return f"in {fmt.duration(round(left, -1) if left > _ROUNDED_FROM else left)}" if left > 0 else fmt.relative(step["deadline"], now)
 
 
 def _when(forecast: Forecast, step: Forecast, now: float) -> str:

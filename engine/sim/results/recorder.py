@@ -14,7 +14,7 @@ from ....policies.contract import Bools, Floats, Ints
 from ..workload import Workload
 from .result import Bars, Fates, Result, Usage, are_neighbours
 
-_REMEMBERED = 2000  #: finished jobs whose service a policy may see, so that the cost of a decision stays the same
+_MAX_FINISHED_SHOWN = 2000  #: finished jobs whose service a policy may see, so that the cost of a decision stays the same
 _COLUMNS = 5
 _STAY = struct.Struct(f"{_COLUMNS}d")  #: a row of `Bars`; an array takes it at once, and plain numbers one by one
 _Change = tuple[Any, Any, Any, Any]  #: moments, and what changes at each of them: GPUs held, jobs that hold some, jobs at hand
@@ -88,7 +88,7 @@ class Recorder:
     def finished_service(self) -> Floats:
         """GPU-seconds of recently finished jobs, ascending."""
         if self._service is None:
-            own = np.array([self.gpu_time[job] for job in self._finished[-_REMEMBERED:]], dtype=np.float64)
+            own = np.array([self.gpu_time[job] for job in self._finished[-_MAX_FINISHED_SHOWN:]], dtype=np.float64)
             self._service = np.sort(own if self.finished_before is None else np.concatenate((self.finished_before, own)))
         return self._service
 

@@ -19,7 +19,7 @@ import numpy as np
 from ...arrays import Floats, Ints
 from .choices import Columns
 
-_PATIENCE = 6  #: iterations without progress before the level comes nearer
+_STALLED_ITERATIONS = 6  #: iterations without progress before the level comes nearer
 _DEFLECTION = 1.5
 _CLOSE = 2e-4  #: a level so near, relative to the bound, ends the search
 
@@ -61,7 +61,7 @@ def descend(columns: Columns, start: Floats, level: float, iterations: int, low_
             stalled += 1
         if bound <= low_enough or over():
             break
-        if stalled >= _PATIENCE:
+        if stalled >= _STALLED_ITERATIONS:
             level, stalled, direction = level / 2, 0, np.zeros_like(at)
             if level < _CLOSE:
                 break

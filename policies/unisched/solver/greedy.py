@@ -12,7 +12,7 @@ from .choices import NONE, Columns
 from .problem import Problem
 from .timetable import Schedule
 
-_ENOUGH = 4000  #: columns tried for jobs without one, best first
+_MOST_COLUMNS_TRIED = 4000  #: columns tried for jobs without one, best first
 
 
 def within_rows(columns: Columns, chosen: Ints, worth: Floats) -> Ints:
@@ -80,7 +80,7 @@ def insert(schedule: Schedule, worth: Floats, over: Callable[[], bool]) -> None:
     """Give columns to copies that have none, those of most worth (c,) first."""
     columns = schedule.columns
     possible = np.flatnonzero(_idle(schedule)[columns.job] & _may_fit(schedule))
-    for column in possible[np.argsort(-worth[possible], kind="stable")][:_ENOUGH].tolist():
+    for column in possible[np.argsort(-worth[possible], kind="stable")][:_MOST_COLUMNS_TRIED].tolist():
         while schedule.take(column):
             if over():
                 return
@@ -92,7 +92,7 @@ def improve(schedule: Schedule, over: Callable[[], bool]) -> None:
     exchanges = _Exchanges(schedule)
     gain = value[exchanges.other] - value[exchanges.held]
     better = np.flatnonzero(gain > 1e-9)
-    for place in better[np.argsort(-gain[better], kind="stable")][:_ENOUGH].tolist():
+    for place in better[np.argsort(-gain[better], kind="stable")][:_MOST_COLUMNS_TRIED].tolist():
         exchanges.make(place)
         if over():
             return

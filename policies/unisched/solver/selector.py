@@ -21,7 +21,7 @@ from .timetable import Schedule
 from .twins import Twins, find_twins
 
 _TIES = 1e-7  #: of the largest value: prices so low that they only make equal choices take what uses least
-_FAR = 0.1  #: how far below the bound the dual first aims
+_FIRST_AIM = 0.1  #: how far below the bound the dual first aims
 
 
 @dataclass
@@ -88,7 +88,7 @@ def solve(problem: Problem, limits: SolverLimits = SolverLimits()) -> Solution: 
 def _search(search: _Search, multipliers: Floats) -> Floats:
     """Prices, a schedule at these, and growing cores, until the gap is small enough; what columns are worth at these prices."""
     columns, limits = search.columns, search.limits
-    dual = descend(columns, multipliers, _FAR, limits.iterations, search.best.value / (1 - limits.gap), search.over)
+    dual = descend(columns, multipliers, _FIRST_AIM, limits.iterations, search.best.value / (1 - limits.gap), search.over)
     search.counts["iterations"] = dual.iterations
     search.bound = min(search.bound, dual.bound)
     _, reduced, chosen = evaluate(columns, dual.multipliers)

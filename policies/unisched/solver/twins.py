@@ -13,7 +13,7 @@ import numpy as np
 from ...arrays import Floats, Ints
 from .problem import Problem
 
-_NOTHING = np.iinfo(np.int64).min  #: the step of a reward of 0
+_STEP_OF_NO_REWARD = np.iinfo(np.int64).min  #: the step of a reward of 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def _steps(rewards: Floats, tolerance: float) -> Ints:
     """Whole numbers that are equal only for rewards that differ by the tolerance at most."""
     if tolerance == 0.0:
         return (rewards + 0.0).view(np.int64)  # the bits; + 0.0 turns -0.0 into 0.0
-    steps = np.full(len(rewards), _NOTHING)
+    steps = np.full(len(rewards), _STEP_OF_NO_REWARD)
     some = rewards > 0
     steps[some] = np.floor(np.log(rewards[some]) / np.log1p(tolerance)).astype(np.int64)
     return steps
