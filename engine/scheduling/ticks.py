@@ -36,13 +36,13 @@ from ..store.store import Committed, Store
 from ..tasks import Tasks
 from . import policy_errors
 from .enact import Decision, Enactment, enact
-from .guards import Actions, Evictions, PreemptionLimits, next_look, protect, reconcile
+from .guards import Actions, Evictions, PreemptionLimits, in_vain, next_look, protect, reconcile
 from .held_back import HeldBack, held_back
 from .lease_ends import lapsed, next_end, put_off
 from .overheads import Overheads
 from .plan_check import PlanError, check, check_enacted
 from .policy_settings import PolicySetting, set_policy
-from .view import Snapshot, snapshot
+from .view import Snapshot, snapshot, without
 from .warm_gpus import changed_pools
 
 log = logging.getLogger(__name__)
@@ -263,10 +263,9 @@ class Scheduling:
         blank = Decision(pool, state.setting.policy, state.setting.config_id, now, now, 1, len(seen.view.jobs), "ok", None, viewed - start,
                          0.0, 0.0, "unchanged")  # fmt: skip
         try:
-            plan = self._ask(state, seen.view)
+            seen, plan = self._planned(state, seen)
             planned = time.perf_counter()
-            plan = check_enacted(check(plan, seen.view, objections=self._objections, apart=self._apart))
-            actions = reconcile(seen.view, plan, self._limits, state.evictions, seen.replicas)
+            actions = reconcile(seen.view, plan, self._limits, state.evictions)
             enactment = self._enactment(state, seen, plan, actions)
         except BaseException as error:  # a policy may be any code
             self._refused(state, seen, blank, error)
@@ -297,6 +296,17 @@ class Scheduling:
         )
         if math.isfinite(again):
             self._tasks.wake_at(f"policy {pool}", again)
+
+    def _planned(self, state: _Pool, seen: Snapshot) -> tuple[Snapshot, Plan]:
+        """The plan, and what it is a plan for: replicas that would only take the place of another of their group are left out, as other
+        jobs may wait behind them."""
+        while True:
+            plan = check_enacted(check(self._ask(state, seen.view), seen.view, objections=self._objections, apart=self._apart))
+            if not (waits := in_vain(seen.view, plan, seen.replicas)):
+                return seen, plan
+            reasons = [(job, "deferred", words) for job, words in waits.items()]
+            rows = np.flatnonzero(np.isin(seen.view.jobs.id, list(waits))).tolist()
+            seen = without(replace(seen, ineligible=[*seen.ineligible, *reasons]), rows)
 
     @staticmethod
     def _ask(state: _Pool, view: View) -> Plan:
