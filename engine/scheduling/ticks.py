@@ -501,9 +501,11 @@ class Scheduling:
         return None if state is None else self._held_back(state, job, self.look(pool).view)
 
     def _held_back(self, state: _Pool, job: int, view: View) -> HeldBack | None:
+        if state.failing is not None:
+            return None
         try:
             return held_back(job, _create(state.setting), view, self._limits, state.evictions)
-        except (Exception, SystemExit):  # a policy may be any code; its failure is reported elsewhere
+        except BaseException:  # a policy may be any code; its failure is reported elsewhere
             return None
 
     def foresee(self, jobs: Sequence[JobSpec]) -> list[tuple[float | None, str]]:
@@ -516,14 +518,16 @@ class Scheduling:
         state = self._pools.get(spec.pool)
         if state is None:
             return None, f"no runner offers pool {spec.pool!r} yet"
+        if state.failing is not None:  # it is not asked again: it may hang
+            return None, state.failing.reason.text
         view = self.look(spec.pool).view
         trial = protect(with_job(view, spec), self._limits)
         new = int(trial.jobs.id[-1])
         # An instance of its own: a policy may keep caches, and the pool's own runs in another thread.
         try:
-            plan = check_enacted(check(_create(state.setting).plan(trial), trial))
+            plan = check_enacted(check(policy_errors.ask(_create(state.setting), trial), trial))
             actions = reconcile(trial, plan, self._limits, state.evictions)
-        except (Exception, SystemExit) as error:  # a policy may be any code
+        except BaseException as error:  # a policy may be any code
             return None, f"policy {state.setting.policy} cannot say: {policy_errors.words(error)}"
         if new in plan.allocations:
             put_off = dict(actions.deferred)
