@@ -23,7 +23,7 @@ from ..jobs.states import FINAL
 from ..json_rows import objects
 from ..scheduling.guards import protect
 from ..scheduling.plan_check import check
-from ..scheduling.policy_errors import ask, words
+from ..scheduling.policy_errors import words
 from ..scheduling.ticks import Rules, Scheduling
 from ..scheduling.view import PROFILED_ON
 from ..sim.run_options import Costs, Errors, Options
@@ -332,7 +332,7 @@ def _listing(view: View, rules: Rules, start_up: Floats, profiling: float) -> Si
     """Serve the pool in its policy's present order; jobs outside it come last."""
     policy = rules.policy()
     try:
-        plan = check(ask(policy, protected := protect(view, rules.limits)), protected)
+        plan = check(policy.plan(protected := protect(view, rules.limits)), protected)
     except BaseException as error:  # a policy may be any code
         raise SimulationError(f"policy {rules.name} failed: {words(error)}") from error
     start_of = _by_id(view, ahead_of_work(view, start_up) + profiling_ahead(view, policy, start_up, profiling))
