@@ -68,7 +68,11 @@ def ask(policy: Policy, view: View) -> Plan:
 def words(error: BaseException) -> str:
     """An error of a policy in one line, with the line of its code that it came from."""
     plain = isinstance(error, PlanError | Silence)
-    said = " ".join((str(error) if plain else f"{type(error).__name__}: {error}").split())
+    try:
+        text = str(error)
+    except BaseException:  # a policy's own kind of error may fail at that too
+        text = "its own words fail"
+    said = " ".join((text if plain else f"{type(error).__name__}: {text}").split())
     said = said if len(said) <= LONGEST_ERROR else f"{said[:LONGEST_ERROR]}…"
     return said if plain else said + _line_of(error)
 

@@ -495,6 +495,17 @@ class TestScheduling:
         let_go.set()
         assert scheduling.would_fail("default", Fifo(Fifo.Config()), "fifo") is None
 
+    def test_an_error_without_words_is_told_by_its_name(self, scheduling):
+        class Wordless(Exception):
+            def __str__(self):
+                raise KeyError("none")
+
+        class Raises(Fifo):
+            def plan(self, view):
+                raise Wordless
+
+        assert would_fail(Raises(Fifo.Config()), scheduling.look("default").view).startswith("Wordless: its own words fail (test_daemon.py")
+
     def test_a_policy_on_trial_that_computes_for_ever_is_stopped(self, scheduling):
         class Spins(Fifo):
             def plan(self, view):
