@@ -575,6 +575,13 @@ class TestScheduling:
             said = con.execute("SELECT code, reason FROM waiting").fetchall()
         assert said == [("unexplained", "policy mute_policies:Mute gives no reason")]
 
+    def test_a_setting_that_comes_during_a_tick_is_taken_up_right_after_it(self, store, scheduling):
+        (task,) = (one for one in scheduling._tasks.states() if one.name == "policy default")
+        task.running_since = time.monotonic()
+        store.write(set_policy, PolicySetting("default", "srtf", 3600.0, {}, "ann"))
+        scheduling.reload()
+        assert task.dirty, "it runs once more, and not an interval later"
+
     def test_a_setting_that_is_being_taken_up_is_told_all_the_while(self, store, scheduling, monkeypatch):
         scheduling.tick("default")
         store.write(set_policy, PolicySetting("default", "srtf", 5.0, {}, "ann"))
