@@ -602,6 +602,20 @@ def test_the_report_says_what_failed(stoker: Callable[..., Told], trace: str, tm
     assert f'<p class="bad">{html.escape(words)}</p>' in (tmp_path / "report" / "index.html").read_text()
 
 
+@pytest.mark.parametrize("line", [["simulate"], ["tune", "--dry-run", "--trials", "2", "--trace"]], ids=["simulate", "tune"])
+def test_what_a_policy_prints_spoils_no_json(line: list[str], trace: str, tmp_path: Path, home: Home) -> None:
+    """Neither when it is imported, nor when it is made, nor when it plans, in this process or in another."""
+    says = "print('no JSON')"
+    (tmp_path / "talks.py").write_text(
+        f"from stoker.policies.srtf import Srtf\n{says}\nclass Talks(Srtf):\n    def __init__(self, config):\n        {says}\n"
+        f"        super().__init__(config)\n    def plan(self, view):\n        {says}\n        return super().plan(view)\n"
+    )
+    more = [trace, "-n", "1x2", "-p", "talks:Talks", "--json", *(["--no-store"] if line == ["simulate"] else [])]
+    argv = [sys.executable, "-m", "stoker", "--home", str(home.path), *line, *more]
+    done = subprocess.run(argv, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and json.loads(done.stdout)["simulated"] and done.stderr.count("no JSON\n") >= 3, done.stderr
+
+
 def test_curves_of_runs_that_were_cut_off_reach_to_the_cut() -> None:
     asked = study.Study(small(), Cluster.parse("1x2"), Options(until=110.0), study.runs_of(study.choose(["fifo"], []), [0]))
     runs = [record.recorded(asked, outcome) for outcome in study.run_study(asked, 1, lambda *_: None)]

@@ -104,13 +104,15 @@ def _ranges(texts: tuple[str, ...]) -> dict[str, tuple[float, float]]:
 
 
 def _trace(app: App, given: Mapping[str, Any], only: tuple[str, ...], ranges: Mapping[str, tuple[float, float]]) -> Answer:
+    from ....policies.own import prints_aside
     from ...autosched.search_process import SearchFailed, find_apart
     from ...autosched.summary import summary_of
 
     if given["nodes"] is None or given["policy"] is None:
         raise UsageError("--trace: needs the cluster and the policy too, such as -n 4x8 -p tiresias")
     head = on_ray(given)
-    request, words = _request(app, given, only, ranges)
+    with prints_aside():
+        request, words = _request(app, given, only, ranges)
     request = dataclasses.replace(request, ray=head)
     note(words)
     started = time.monotonic()
