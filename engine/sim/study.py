@@ -290,7 +290,8 @@ def _setting(text: str) -> tuple[str, str, str]:
     where, equals, value = text.partition("=")
     name, _, key = where.rpartition(".")
     if not equals or not key:
-        raise ValueError(f"{text!r} is not KEY=VALUE or POLICY.KEY=VALUE")
+        also = f"; for another policy repeat the option: -p {text}" if text in registry.POLICIES or ":" in text else ""
+        raise ValueError(f"{text!r} is not KEY=VALUE or POLICY.KEY=VALUE{also}")
     return name, key, value
 
 

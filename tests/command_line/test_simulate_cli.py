@@ -200,6 +200,7 @@ def test_settings_reach_the_policies_that_have_the_key() -> None:
         (["srtf"], ["srtf.unknwon=5"], "srtf: unknwon: unknown configuration key; did you mean 'unknown'"),
         (["srtf,hysteresis=0"], [], "srtf: hysteresis: 0.0 is outside its range 1.0 to 100.0"),
         (["srtf,hysteresis"], [], "'hysteresis' is not KEY=VALUE"),
+        (["fifo,srtf"], [], "'srtf' is not KEY=VALUE or POLICY.KEY=VALUE; for another policy repeat the option: -p srtf"),
         (["fifo", "fifo"], [], "fifo is given twice"),
         (["srtf", "srtf,hysteresis=2"], [], "srtf and srtf,hysteresis=2 are the same; tell them apart"),
         (["fifo", "stoker.policies.fifo:Fifo"], [], "fifo and stoker.policies.fifo:Fifo are the same"),
