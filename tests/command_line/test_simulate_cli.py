@@ -307,7 +307,7 @@ def test_rows_of_a_file_that_are_no_jobs_are_told(stoker: Callable[..., Told], t
     ("arguments", "code", "says"),
     [
         (["-p", "fifo", "-n", "8"], 2, "--nodes: '8' is not NODESxGPUS"),
-        (["-p", "tiresia", "-n", "1x2"], 2, "no policy is named 'tiresia'"),
+        (["-p", "tiresia", "-n", "1x2"], 3, "no policy is named 'tiresia'"),
         (["-p", "fifo", "-n", "1x2", "--suspend", "soon"], 2, "must be a duration such as"),
         (["-p", "fifo", "-n", "1x2", "--unknown-share", "2"], 2, "--unknown-share"),
         (["-n", "1x2"], 2, "--policy"),

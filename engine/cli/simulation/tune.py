@@ -13,7 +13,7 @@ import click
 
 from ....policies.autosched.objectives import OBJECTIVES
 from ... import format as fmt
-from ...errors import StokerError, UsageError
+from ...errors import NotFound, StokerError, UsageError
 from ..command import App, Command, examples, pass_app
 from ..output import Answer, Column, Row, json_option, note, print_facts, print_table, section, write
 from ..running.policy import PolicyName
@@ -129,6 +129,7 @@ def _request(
     app: App, given: Mapping[str, Any], only: tuple[str, ...], ranges: Mapping[str, tuple[float, float]]
 ) -> tuple[SearchRequest, str]:
     """The moment of the trace, and the words on what is expected then."""
+    from ....policies.registry import NoSuchPolicy
     from ...autosched.moment_of_trace import DailyPredictor, situation_of, stand_at
     from ...autosched.search_process import SearchRequest
     from ...sim.run_options import Options
@@ -144,6 +145,8 @@ def _request(
         raise UsageError(f"{trace.name} has no jobs")
     try:
         choice = choose([given["policy"]], [])[0]
+    except NoSuchPolicy as error:
+        raise NotFound(f"--policy: {error}") from None
     except ValueError as error:
         raise UsageError(f"--policy: {error}") from None
     if choice.auto:
