@@ -131,7 +131,6 @@ def test_it_waits_for_its_daemon_from_when_its_jobs_have_ended(monkeypatch: pyte
     assert limited.waits_in_vain(runs) and not limited.waits_in_vain(runs, taken=now - 1)
 
 
-@pytest.mark.slow
 def test_it_leaves_no_checkpoint_behind_because_its_daemon_is_away_for_a_moment(home: Home) -> None:
     answers: list[StokerError | Assignments] = [
         Unreachable("no daemon answers"),
@@ -153,6 +152,7 @@ def test_it_leaves_no_checkpoint_behind_because_its_daemon_is_away_for_a_moment(
     assert [agent._all_sent(outbox) for _ in range(3)] == [False, True, True]
 
 
+@pytest.mark.slow
 def test_when_its_time_is_up_it_leaves_by_itself(start_daemon, home: Home) -> None:
     client = start_daemon().client()
     jobs = Jobs(client)
