@@ -28,6 +28,7 @@ from stoker.runners.host.gpus import find
 from stoker.runners.host.link import Outbox
 from stoker.runners.host.runs import RunPhase
 from stoker.runners.lease.rundir import RunDir
+from waiting import patient
 
 
 def test_told_to_leave_it_saves_its_jobs_and_they_go_on_with_the_next_runner(start_daemon, home: Home) -> None:
@@ -166,7 +167,7 @@ def test_when_its_time_is_up_it_leaves_by_itself(start_daemon, home: Home) -> No
     try:
         pilot.start(client)
         until(lambda: client.get("/v1/runners")["runners"][0]["state"] == "stopped", 60)
-        assert jobs.state(job) == "pending" and pilot.process is not None and pilot.process.wait(10) == 0
+        assert jobs.state(job) == "pending" and pilot.process is not None and pilot.process.wait(patient(30)) == 0
     finally:
         pilot.end()
         end_workers(home)
