@@ -66,6 +66,11 @@ def until(
             time.sleep(min(max(pause, waited / 6), 0.4))
 
 
+def until_left(trainer: Any) -> None:
+    """A training that was left may still load a batch, and draws for it from the generators of this process, where the next one draws."""
+    trainer.feed._loader._thread.join(patient(60))
+
+
 def _dead(alive: Sequence[Process]) -> str | None:
     for process in alive:
         if (code := process.poll()) is not None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from e2e import DaemonProcess, Jobs, RunnerProcess, command, until
-from replica_members import HERE
+from replica_members import HERE, PATIENCE
 from stoker.engine.home import Home
 
 pytest.importorskip("torchft", reason="the extra 'replicas' is not installed")
@@ -41,8 +41,8 @@ def step(jobs: Jobs) -> int:
 @pytest.mark.slow
 def test_a_group_grows_shrinks_and_survives_a_kill_and_ends_with_each_sample_counted_once(home: Home, jobs: Jobs, tmp_path: Path) -> None:
     job: dict[str, Any] = {
-        "name": "lm", "entrypoint": "counting:build", "workdir": str(HERE), "params": {"pace": 0.03, "hurry": str(tmp_path / "hurry")},
-        "replicas": {"min": 2, "max": 3, "global_batch": 16, "quorum_timeout": "2s"}, "stop": {"iterations": STEPS},
+        "name": "lm", "entrypoint": "counting:build", "workdir": str(HERE), "params": {"pace": 0.05, "hurry": str(tmp_path / "hurry")},
+        "replicas": {"min": 2, "max": 3, "global_batch": 16, "quorum_timeout": f"{2 * PATIENCE:g}s"}, "stop": {"iterations": STEPS},
     }  # fmt: skip
     (tmp_path / "lm.yaml").write_text(yaml.safe_dump(job))
     assert command(home, "submit", str(tmp_path / "lm.yaml")).out == "jobs 1 to 3\n"
@@ -54,9 +54,9 @@ def test_a_group_grows_shrinks_and_survives_a_kill_and_ends_with_each_sample_cou
     ((supervisor,),) = jobs.sql("SELECT w.pid FROM workers w JOIN jobs j ON j.lease_id = w.lease_id WHERE j.id = 1")
     for process in processes.descendants(supervisor, processes.table()):
         os.kill(process.pid, signal.SIGKILL)
-    (tmp_path / "hurry").touch()
     shown = command(home, "show", "lm").out
     assert "samples committed in steps of 16" in shown, shown
+    (tmp_path / "hurry").touch()
     for number in (1, 2, 3):
         assert jobs.ended(number)["state"] == "completed", jobs.show(number)
     lost = jobs.sql("SELECT count(*) FROM leases WHERE job_id = 1 AND outcome = 'lost'")

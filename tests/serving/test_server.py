@@ -26,7 +26,7 @@ from stoker.runners.train.task import Task
 from stoker.runners.worker import script
 from stoker.runners.worker.ranks import Ranks
 from torch import nn
-from waiting import until
+from waiting import patient, until
 
 pytestmark = [pytest.mark.xdist_group("training"), pytest.mark.usefixtures("warm_server")]
 
@@ -118,7 +118,7 @@ def test_it_answers_in_order_and_tells_of_latencies(serve):
 
 
 def test_waiting_requests_are_computed_together_up_to_a_batch(serve):
-    doubles = Doubles(pause=0.2)
+    doubles = Doubles(pause=patient(0.2))  # all others have asked meanwhile
     run_dir = serve(doubles, batch=4)
     with ThreadPoolExecutor(8) as clients:
         answers = list(clients.map(lambda number: ask(run_dir, number), range(8)))

@@ -194,7 +194,7 @@ def test_one_that_runs_out_of_memory_beside_the_other_goes_on_alone(pair: Pair) 
 
 
 @pytest.mark.slow
-@pytest.mark.nightly  # whose process is killed or preempted: above
+@pytest.mark.nightly  # that is preempted, or ends for want of memory: above
 def test_one_that_is_cancelled_leaves_the_slot_to_the_other(pair: Pair) -> None:
     other, _ = pair.goes_on("right")
     pair.jobs.act("cancel", pair.left)

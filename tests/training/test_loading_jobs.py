@@ -21,7 +21,7 @@ from stoker.runners.train.trainer import Trainer
 from stoker.runners.worker import script
 from stoker.runners.worker.ranks import Ranks
 from test_training import Job, assert_same
-from waiting import patient
+from waiting import patient, until_left
 
 pytestmark = pytest.mark.usefixtures("roomy")  # for what is trained in this process
 
@@ -98,6 +98,7 @@ def train(tmp_path, monkeypatch):
                 ended = trainer.run()
             except Crashed:
                 ended = False
+            until_left(trainer)
         assert ended == (stop_at is None and crash_at is None)
         trainer.reported = of_run
         return trainer

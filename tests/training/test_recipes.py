@@ -21,6 +21,7 @@ from stoker.runners.train import trainer as training
 from stoker.runners.train.checkpoint import Checkpoints
 from stoker.runners.worker import script, worker
 from stoker.runners.worker.ranks import Ranks
+from waiting import until_left
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 
@@ -51,6 +52,7 @@ def assert_resumes_exactly(tmp_path, monkeypatch, recipe, steps, **params):
     first = train(tmp_path / "parts", recipe, steps, **params)
     monkeypatch.setattr(script, "should_stop", lambda: first.step == steps // 2)
     assert not first.run()
+    until_left(first)
     monkeypatch.undo()
     second = train(tmp_path / "parts", recipe, steps, **params)
     assert second.step == steps // 2
