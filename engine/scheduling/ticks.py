@@ -188,7 +188,8 @@ class Scheduling:
             else:
                 state.coming = setting
         self._tasks.every(f"policy {setting.pool}", setting.interval, lambda: self.tick(setting.pool), soon=True)
-        self._tasks.wake(f"policy {setting.pool}")  # a tick that is under way would make the scheduler skip this one
+        if state is not None:  # a tick that is under way would make the scheduler skip this one
+            self._tasks.wake(f"policy {setting.pool}")
 
     def _take_up(self, state: _Pool) -> None:
         """Put the coming setting in force. Until then requests already see it, so that none is answered with the one before."""
