@@ -525,6 +525,7 @@ class TestScheduling:
         (pool,) = scheduling.in_force()
         assert pool["error"] == "it does not answer within 0.05 s" and "repair it and set it again" in pool["remedy"]
         assert threading.active_count() <= before + 1, "it is not asked again before it is back"
+        monkeypatch.setattr(ticks, "LONGEST_ANSWER", patient(30))
         scheduling._pools["default"].setting.loaded.policy.plan.__globals__["let_go"].set()
         until(lambda: threading.active_count() == before)
         scheduling.tick("default")
