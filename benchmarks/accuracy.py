@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from common import arguments, machine, progress, show
+from common import arguments, folder, machine, progress, show
 from expected import PEERS, Peer, exponential, first_free, lindley, mean_wait, mean_wait_of_one, peer_workload, poisson
 from stoker.engine.sim.cluster import Cluster
 from stoker.engine.sim.run_options import Options
@@ -112,7 +112,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__)
     parser.add_argument("--jobs", type=int, default=2000)
     parser.add_argument("--long", type=int, default=4_000_000)
-    parser.add_argument("--traces", default=os.environ.get("STOKER_TRACES"))
+    parser.add_argument("--traces", type=folder, default=os.environ.get("STOKER_TRACES") or None)
     parser.add_argument("--policy", nargs="+", help="only these peers' policies")
     options = parser.parse_args(given)
     began, tables = machine(), {}
@@ -125,7 +125,7 @@ def main(given: Sequence[str] | None = None) -> None:
     for peer in PEERS if options.traces else ():
         if options.policy is None or peer.policy.split(",")[0] in options.policy:
             progress(f"{peer.trace}, {peer.policy}")
-            peers.append(measure_peer(peer, Path(options.traces)))
+            peers.append(measure_peer(peer, options.traces))
     if peers:
         tables["Average job completion time beside public simulators"] = peers
     show(options, began, tables)

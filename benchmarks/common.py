@@ -16,13 +16,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import msgspec
 import numpy as np
 import psutil
 from stoker.engine.client import Client
-from stoker.engine.errors import Unreachable
+from stoker.engine.errors import StokerError, Unreachable
 from stoker.engine.home import Home
 from stoker.engine.protocol import (
     HELLO,
@@ -47,9 +48,25 @@ Row = Mapping[str, Any]
 
 def arguments(doc: str | None) -> argparse.ArgumentParser:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the daemon and its home go too
+    sys.excepthook = _tell
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     return parser
+
+
+def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """A wrong option or file in one line, as of a command."""
+    if not isinstance(error, StokerError | OSError | ValueError) or os.environ.get("STOKER_DEBUG"):
+        sys.__excepthook__(kind, error, trace)
+    else:
+        print(f"{Path(sys.argv[0]).name}: error: {error}; STOKER_DEBUG=1 shows where", file=sys.stderr)
+
+
+def folder(text: str) -> Path:
+    """The type of an option."""
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: there is no such directory")
+    return Path(text)
 
 
 def progress(text: str) -> None:

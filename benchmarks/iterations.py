@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from common import arguments, machine, milliseconds, progress, show
+from common import arguments, folder, machine, milliseconds, progress, show
 from stoker.policies.contract import Floats
 from stoker.policies.estimate.learning_curves import IterationEstimate, estimate_iterations
 
@@ -210,14 +210,14 @@ def plot(tables: dict[float, Sequence[Answer]], path: Path) -> None:
 
 def main(given: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--traces", default=os.environ.get("STOKER_TRACES"))
+    parser.add_argument("--traces", type=folder, default=os.environ.get("STOKER_TRACES") or None)
     parser.add_argument("--recipes", nargs="*", default=["digits-cnn", "toy"])
     parser.add_argument("--steps", type=int, default=300, help="of each training of a recipe")
     parser.add_argument("--maximum", type=float, nargs="+", default=[1.0, 2.0], help="times the recorded length")
     parser.add_argument("--plot", type=Path, help="file for a figure of the mean errors")
     options = parser.parse_args(given)
     began = machine()
-    curves = list(pollux(Path(options.traces))) if options.traces else []
+    curves = list(pollux(options.traces)) if options.traces else []
     for recipe in options.recipes:
         for lr in (1e-3, 1e-2):
             progress(f"training {recipe}, learning rate {lr:g}")

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common import arguments, machine, show
+from common import arguments, folder, machine, show
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from unisched_figures import FULL, QUICK, SMALL, Averages, Grid, Scale, all_cases, beside, grids, table
@@ -85,11 +85,11 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--density", type=float, default=1.0, help="GPU-time that is asked for, over the usual")
     parser.add_argument("--days", type=float, help="of submissions")
     parser.add_argument("--seeds", type=int, help="drawings of each workload, which are averaged")
-    parser.add_argument("--traces", default=os.environ.get("STOKER_TRACES"))
+    parser.add_argument("--traces", type=folder, default=os.environ.get("STOKER_TRACES") or None)
     parser.add_argument("--out", type=Path, help="directory for the plots")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="simulations at once")
     options = parser.parse_args(given)
-    traces = Path(options.traces) if options.traces else None
+    traces = options.traces
     began, scale = machine(), scale_of(options)
     figures = [only(grid, options.mix or MIXES, options.density) for grid in chosen(grids(traces is not None), options.figure)]
     measured = measure(figures, scale, traces, options.jobs)

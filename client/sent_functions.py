@@ -185,9 +185,8 @@ def _names(text: str) -> Iterator[str]:
     tables = [symtable.symtable(text, "cell", "exec")]
     for table in tables:
         tables += table.get_children()
-        outer |= {
-            one.get_name() for one in table.get_symbols() if one.is_referenced() and (one.is_global() or table.get_type() == "module")
-        }
+        inside = table.get_type() == "function"  # a class reads a name that it has not set yet from around it: `lr = lr`
+        outer |= {one.get_name() for one in table.get_symbols() if one.is_referenced() and (one.is_global() or not inside)}
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Name) and node.id in outer:
             outer.remove(node.id)

@@ -194,7 +194,9 @@ class Client:
         where = self.url or str(self.home.socket)
         if isinstance(error, TimeoutError):
             return f"the daemon at {where} did not answer in time; look at it with 'stoker doctor'"
-        return f"no daemon answers at {where}; start it with 'stoker up --detach' ({error.__class__.__name__})"
+        died = not self.url and isinstance(error, ConnectionRefusedError)  # it has left its socket
+        how = "; where 'stoker up' runs, wait some seconds for the next one, else" if died else ";"
+        return f"no daemon answers at {where}{how} start it with 'stoker up --detach' ({error.__class__.__name__})"
 
     @staticmethod
     def _error(status: int, body: bytes) -> StokerError:

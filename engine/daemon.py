@@ -198,6 +198,8 @@ def run(
     home.create()
     with only_one(home) as lock:
         try:
+            if tcp is not None:
+                tcp_socket(*tcp).close()  # a wrong one is refused now: to open the database may take long
             services = Services(home, load_config(home), accept_loss=accept_loss, killed=lock.killed)
         except BaseException:
             lock.note(lock.killed)  # left for the next daemon to record

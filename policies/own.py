@@ -6,12 +6,14 @@ package, if packages are installed there). A failed load leaves every module as 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import importlib.util
 import os
 import re
 import sys
+from collections.abc import Iterator
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -35,6 +37,14 @@ class Loaded:
     modules: tuple[str, ...] = ()  #: of the source
 
 
+@contextlib.contextmanager
+def prints_aside() -> Iterator[None]:
+    """What a policy prints goes to stderr: it must not spoil what a program reads."""
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
+
+
+@prints_aside()
 def load(name: str) -> Loaded:
     """A policy from its present source; ValueError says why there is none."""
     if not _NAME.fullmatch(name):

@@ -44,6 +44,10 @@ _loaded: dict[str, own.Loaded] = {}  #: users' own, as last loaded
 _loading = threading.RLock()
 
 
+class NoSuchPolicy(ValueError):
+    """No policy has this name."""
+
+
 def load(name: str) -> type[Policy]:
     """The class of a policy: one of ours by name, or a user's as ``package.module:Class``."""
     return loaded(name).policy
@@ -61,7 +65,7 @@ def loaded(name: str) -> own.Loaded:
             return _loaded[name]
     near = meant(name, POLICIES)
     hint = f"did you mean {near!r}?" if near else f"known policies: {', '.join(sorted(POLICIES))}; your own is package.module:Class"
-    raise ValueError(f"policy: no policy is named {name!r}; {hint}")
+    raise NoSuchPolicy(f"policy: no policy is named {name!r}; {hint}")
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import StoreError, UsageError
+from ..errors import NotFound, StoreError, UsageError
 from ..store.lockdown import lock_down
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def open_copy(copy: Path) -> duckdb.DuckDBPyConnection:
     import duckdb
 
     if not copy.is_file():
-        raise UsageError(f"{copy}: no such file; make a copy with 'stoker backup'")
+        raise NotFound(f"{copy}: no such file; make a copy with 'stoker backup'")
     con = duckdb.connect(str(copy), read_only=True)
     try:
         con.execute("LOAD quack")  # before the lock: it is a file, too

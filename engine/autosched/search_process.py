@@ -33,6 +33,7 @@ from ...policies.autosched.search import (
 from ...policies.autosched.search_space import Configuration, Space, space_of
 from ...policies.contract import Floats
 from ...policies.keys import make_config
+from ...policies.own import prints_aside
 from ..hosts.ray_runners import connected
 from ..sim.simulation_error import SimulationError
 from .bounded_time import Hangs, bounded
@@ -295,6 +296,7 @@ def find_apart(request: SearchRequest, told: Callable[[int, Trial], None] = lamb
         ours.close()
 
 
+@prints_aside()
 def _work(pipe: Connection, request: SearchRequest) -> None:
     step_aside()
     try:

@@ -37,6 +37,11 @@ def name(row: Row) -> str:
     return f"{base}[{row['array_size']} tasks]"
 
 
+def number(row: Row) -> str:
+    """Of an array that of its first task, also where only later ones are listed."""
+    return str(row["array_id"] if collapsed(row) else row["id"])
+
+
 def state(row: Row) -> str:
     """The state; of an array: running while any task is, then waiting, at the end failed if a task failed, else cancelled if one was."""
     if not collapsed(row):
@@ -137,7 +142,7 @@ def _on(row: Row, now: float) -> str:
 def listed(now: float) -> list[Column]:
     """Columns of `stoker ps`."""
     return [
-        Column("ID", "id", right=True),
+        Column("ID", number, right=True),
         Column("NAME", name, flexible=True),
         Column("STATE", state, style=_state_style),
         Column("GPUS", gpus, right=True, rank=2),

@@ -333,7 +333,7 @@ def _listing(view: View, rules: Rules, start_up: Floats, profiling: float) -> Si
     policy = rules.policy()
     try:
         plan = check(policy.plan(protected := protect(view, rules.limits)), protected)
-    except (Exception, SystemExit) as error:  # a policy may be any code
+    except BaseException as error:  # a policy may be any code
         raise SimulationError(f"policy {rules.name} failed: {words(error)}") from error
     start_of = _by_id(view, ahead_of_work(view, start_up) + profiling_ahead(view, policy, start_up, profiling))
     order = [*plan.allocations, *(plan.order or (job for group in plan.waiting for job in group.jobs))]

@@ -14,6 +14,7 @@ from ...policies.contract import Plan, Policy, View
 from ...policies.placement.packing import Unpacked
 from ..scheduling.guards import protect
 from ..scheduling.plan_check import check, check_enacted
+from ..scheduling.policy_errors import ask
 from ..scheduling.ticks import Rules
 
 BEHIND, RESOURCES = "behind", "resources"  #: codes of reasons
@@ -45,7 +46,7 @@ def in_the_way(job: int, code: str, rules: Rules, view: View, auto: Mapping[str,
             return InTheWay(unpacked=unpacked(job, rules.policy(), view))
         held = before(job, rules.policy(), view)
         return InTheWay(held, command(rules.name, rules.config, view.pool, auto) if held is not None and held.passes else None)
-    except (Exception, SystemExit):  # a policy may be any code; its failure is reported elsewhere
+    except BaseException:  # a policy may be any code; its failure is reported elsewhere
         return InTheWay()
 
 
@@ -83,4 +84,4 @@ def command(policy: str, config: Mapping[str, Any], pool: str, auto: Mapping[str
 
 
 def _asked(policy: Policy, view: View) -> Plan:
-    return check_enacted(check(policy.plan(view), view))
+    return check_enacted(check(ask(policy, view), view))

@@ -178,17 +178,38 @@ def anybody_waits(view: View, started: Collection[int]) -> bool:
     return False
 
 
-def reconcile(view: View, plan: Plan, limits: PreemptionLimits, evictions: Evictions, replicas: Mapping[int, int] | None = None) -> Actions:
-    """The steps to take now. ``plan`` has passed `plan_check.check`. Starts come first, in the plan's order, then moves.
+def in_vain(view: View, plan: Plan, replicas: Mapping[int, int]) -> dict[int, str]:
+    """Waiting replicas that the plan starts in the place of another of their group, and those of such a group that it leaves waiting, with
+    the reason not to start them: they train one model, so nothing would be gained. ``replicas``: the group of each."""
+    if not replicas:
+        return {}
+    jobs, given = view.jobs, plan.allocations
+    rows = [(job, row) for row, job in enumerate(jobs.id.tolist()) if job in replicas]
+    left = {
+        (replicas[job], gpu): job
+        for job, row in rows
+        if jobs.phase[row] == Phase.ACTIVE and job not in given
+        for gpu in jobs.allocation(row).tolist()
+    }
+    pending = [job for job, row in rows if jobs.phase[row] == Phase.PENDING]
+    places = {job: [(replicas[job], gpu) for gpu in given[job].gpus if (replicas[job], gpu) in left] for job in pending if job in given}
+    stays = {group: left[group, gpu] for both in places.values() for group, gpu in both}
+    return {
+        job: f"job {stays[replicas[job]]} is a replica of the same group and goes on"
+        for job in pending
+        if replicas[job] in stays and (job not in given or places[job])
+    }
 
-    ``replicas``: the group of each replica. None gives way to another of its group: they train one model, so nothing would be gained.
+
+def reconcile(view: View, plan: Plan, limits: PreemptionLimits, evictions: Evictions) -> Actions:
+    """The steps to take now. ``plan`` has passed `plan_check.check`. Starts come first, in the plan's order, then moves.
 
     No job starts on a GPU that is still held. A start that needs an eviction is deferred: its victims are
     stopped now, and a later tick starts it. A running job that is to get other jobs' GPUs keeps running meanwhile.
     """
     if not plan.allocations:
         return Actions()
-    tick = _Tick(view, plan, limits, evictions, replicas or {})
+    tick = _Tick(view, plan, limits, evictions)
     moves = []
     for job, allocation in plan.allocations.items():
         row = tick.row_of[job]
@@ -221,9 +242,9 @@ def next_look(view: View, plan: Plan, actions: Actions, limits: PreemptionLimits
 
 
 class _Tick:
-    def __init__(self, view: View, plan: Plan, limits: PreemptionLimits, evictions: Evictions, replicas: Mapping[int, int]) -> None:
+    def __init__(self, view: View, plan: Plan, limits: PreemptionLimits, evictions: Evictions) -> None:
         jobs = view.jobs
-        self.view, self.plan, self.limits, self.evictions, self.replicas = view, plan, limits, evictions, replicas
+        self.view, self.plan, self.limits, self.evictions = view, plan, limits, evictions
         self.row_of = RowOf(jobs.id)
         self.holders: dict[int, list[int]] = {}
         for row, gpu in holders(plan, view):
@@ -372,8 +393,6 @@ class _Tick:
     def _objection(self, victim: int, job: int) -> str | None:
         if self._keeps(victim):
             return f"the plan lets job {victim} keep the GPUs"
-        if victim in self.replicas and self.replicas[victim] == self.replicas.get(job):
-            return f"job {victim} is a replica of the same group and goes on"
         cooldown, now = self.limits.cooldown, self.view.now
         if victim in self.evictions.yields_to(job, now, self.limits):
             return f"gave way to job {victim} less than {cooldown:g} s ago and may not displace it yet"

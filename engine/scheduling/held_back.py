@@ -12,6 +12,7 @@ import numpy as np
 from ...policies.contract import Phase, Plan, Policy, View
 from .guards import Evictions, PreemptionLimits, protection, reconcile
 from .plan_check import check, check_enacted
+from .policy_errors import ask
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ def held_back(job: int, policy: Policy, view: View, limits: PreemptionLimits, ev
         """The plan at a moment, with every job preemptible whose protection has ended by then; None: it does not start the job."""
         jobs = dataclasses.replace(view.jobs, protected=given.protected_until > moment, protected_until=given.protected_until)
         asked = dataclasses.replace(view, jobs=jobs)
-        plan = check_enacted(check(policy.plan(asked), asked))
+        plan = check_enacted(check(ask(policy, asked), asked))
         return plan if job in plan.allocations else None
 
     if starts(math.inf) is None:

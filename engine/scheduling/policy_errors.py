@@ -13,7 +13,7 @@ from .plan_check import PlanError, check, check_enacted
 
 POLICY_ERROR = "policy-error"  #: code of the reason why jobs wait while their policy fails
 LONGEST_ERROR = 300  #: characters of the error that are kept: they stand in the reason of each waiting job
-ANSWER_SECONDS = 10.0  #: seconds in which a policy has to answer before it is set
+ANSWER_SECONDS = 10.0  #: seconds in which a policy has to answer before it is set, and when it is asked beside its ticks
 _ENGINE = Path(__file__).parents[1]
 
 
@@ -58,10 +58,21 @@ class Questions:
         return answers[0]
 
 
+def ask(policy: Policy, view: View) -> Plan:
+    """The plan of a policy that is asked beside its ticks, for a forecast. One of a user's own may hang here too, or raise anything."""
+    if type(policy).__module__.startswith(f"{registry.__package__}."):
+        return policy.plan(view)
+    return Questions().plan(policy, view, ANSWER_SECONDS)
+
+
 def words(error: BaseException) -> str:
     """An error of a policy in one line, with the line of its code that it came from."""
     plain = isinstance(error, PlanError | Silence)
-    said = " ".join((str(error) if plain else f"{type(error).__name__}: {error}").split())
+    try:
+        text = str(error)
+    except BaseException:  # a policy's own kind of error may fail at that too
+        text = "its own words fail"
+    said = " ".join((text if plain else f"{type(error).__name__}: {text}").split())
     said = said if len(said) <= LONGEST_ERROR else f"{said[:LONGEST_ERROR]}…"
     return said if plain else said + _line_of(error)
 

@@ -36,13 +36,13 @@ from ..store.store import Committed, Store
 from ..tasks import Tasks
 from . import policy_errors
 from .enact import Decision, Enactment, enact
-from .guards import Actions, Evictions, PreemptionLimits, next_look, protect, reconcile
+from .guards import Actions, Evictions, PreemptionLimits, in_vain, next_look, protect, reconcile
 from .held_back import HeldBack, held_back
 from .lease_ends import lapsed, next_end, put_off
 from .overheads import Overheads
 from .plan_check import PlanError, check, check_enacted
 from .policy_settings import PolicySetting, set_policy
-from .view import Snapshot, snapshot
+from .view import Snapshot, snapshot, without
 from .warm_gpus import changed_pools
 
 log = logging.getLogger(__name__)
@@ -263,10 +263,9 @@ class Scheduling:
         blank = Decision(pool, state.setting.policy, state.setting.config_id, now, now, 1, len(seen.view.jobs), "ok", None, viewed - start,
                          0.0, 0.0, "unchanged")  # fmt: skip
         try:
-            plan = self._ask(state, seen.view)
+            seen, plan = self._planned(state, seen)
             planned = time.perf_counter()
-            plan = check_enacted(check(plan, seen.view, objections=self._objections, apart=self._apart))
-            actions = reconcile(seen.view, plan, self._limits, state.evictions, seen.replicas)
+            actions = reconcile(seen.view, plan, self._limits, state.evictions)
             enactment = self._enactment(state, seen, plan, actions)
         except BaseException as error:  # a policy may be any code
             self._refused(state, seen, blank, error)
@@ -297,6 +296,17 @@ class Scheduling:
         )
         if math.isfinite(again):
             self._tasks.wake_at(f"policy {pool}", again)
+
+    def _planned(self, state: _Pool, seen: Snapshot) -> tuple[Snapshot, Plan]:
+        """The plan, and what it is a plan for: replicas that would only take the place of another of their group are left out, as other
+        jobs may wait behind them."""
+        while True:
+            plan = check_enacted(check(self._ask(state, seen.view), seen.view, objections=self._objections, apart=self._apart))
+            if not (waits := in_vain(seen.view, plan, seen.replicas)):
+                return seen, plan
+            reasons = [(job, "deferred", words) for job, words in waits.items()]
+            rows = np.flatnonzero(np.isin(seen.view.jobs.id, list(waits))).tolist()
+            seen = without(replace(seen, ineligible=[*seen.ineligible, *reasons]), rows)
 
     @staticmethod
     def _ask(state: _Pool, view: View) -> Plan:
@@ -491,9 +501,11 @@ class Scheduling:
         return None if state is None else self._held_back(state, job, self.look(pool).view)
 
     def _held_back(self, state: _Pool, job: int, view: View) -> HeldBack | None:
+        if state.failing is not None:
+            return None
         try:
             return held_back(job, _create(state.setting), view, self._limits, state.evictions)
-        except (Exception, SystemExit):  # a policy may be any code; its failure is reported elsewhere
+        except BaseException:  # a policy may be any code; its failure is reported elsewhere
             return None
 
     def foresee(self, jobs: Sequence[JobSpec]) -> list[tuple[float | None, str]]:
@@ -506,14 +518,16 @@ class Scheduling:
         state = self._pools.get(spec.pool)
         if state is None:
             return None, f"no runner offers pool {spec.pool!r} yet"
+        if state.failing is not None:  # it is not asked again: it may hang
+            return None, state.failing.reason.text
         view = self.look(spec.pool).view
         trial = protect(with_job(view, spec), self._limits)
         new = int(trial.jobs.id[-1])
         # An instance of its own: a policy may keep caches, and the pool's own runs in another thread.
         try:
-            plan = check_enacted(check(_create(state.setting).plan(trial), trial))
+            plan = check_enacted(check(policy_errors.ask(_create(state.setting), trial), trial))
             actions = reconcile(trial, plan, self._limits, state.evictions)
-        except (Exception, SystemExit) as error:  # a policy may be any code
+        except BaseException as error:  # a policy may be any code
             return None, f"policy {state.setting.policy} cannot say: {policy_errors.words(error)}"
         if new in plan.allocations:
             put_off = dict(actions.deferred)

@@ -115,7 +115,7 @@ def _within_places(found: Snapshot, seen: _Read) -> Snapshot:
     ]
     view = replace(view, jobs=replace(view.jobs, need=where.need), needs=tuple(where.needs))
     found = replace(found, view=view, ineligible=[*found.ineligible, *waits])
-    return _without(found, list(where.nowhere)) if waits else found
+    return without(found, list(where.nowhere)) if waits else found
 
 
 def _beside(view: View, groups: Mapping[int, int]) -> dict[int, Bools]:
@@ -146,10 +146,10 @@ def _checkpoint_first(found: Snapshot, seen: _Read) -> Snapshot:
         waits |= {row: (job, "group", reason) for job, row in waiting.items() if array_of[job] == array and job not in first}
     if not waits:
         return found
-    return _without(replace(found, ineligible=[*found.ineligible, *waits.values()]), list(waits))
+    return without(replace(found, ineligible=[*found.ineligible, *waits.values()]), list(waits))
 
 
-def _without(found: Snapshot, rows: list[int]) -> Snapshot:
+def without(found: Snapshot, rows: list[int]) -> Snapshot:
     """The snapshot without some jobs, which hold no GPUs."""
     stay = np.ones(len(found.view.jobs), dtype=bool)
     stay[rows] = False

@@ -9,7 +9,6 @@ import math
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from ...policies import registry
 from ...policies.autosched.search_space import space_of
 from ...policies.keys import make_config
 from ...policies.nearest import meant
+from ...policies.own import prints_aside
 from .cluster import Cluster
 from .results.result import Result
 from .run_options import Options
@@ -107,13 +107,13 @@ def run_study(study: Study, processes: int, progress: Progress) -> Generator[Stu
         yield one_run(study, run, lambda done, total, run=run: progress(run, done, total))  # type: ignore[misc]
 
 
+@prints_aside()
 def one_run(study: Study, run: Run, progress: Callable[[int, int], None]) -> StudyOutcome:
     try:
         policy = registry.create(run.choice.policy, run.choice.config, interval=study.options.interval)
         options = dataclasses.replace(study.options, seed=run.seed)
         control = study.control(run.choice, options) if study.control is not None and run.choice.auto else None
-        with contextlib.redirect_stdout(sys.stderr):  # a policy that prints must not spoil what a program reads
-            result = simulate(study.workload, study.cluster, policy, options, progress=progress, control=control)
+        result = simulate(study.workload, study.cluster, policy, options, progress=progress, control=control)
         return StudyOutcome(run, result, tuned=None if control is None else control.did())
     except SimulationError as error:
         return StudyOutcome(run, None, str(error))
@@ -290,7 +290,8 @@ def _setting(text: str) -> tuple[str, str, str]:
     where, equals, value = text.partition("=")
     name, _, key = where.rpartition(".")
     if not equals or not key:
-        raise ValueError(f"{text!r} is not KEY=VALUE or POLICY.KEY=VALUE")
+        also = f"; for another policy repeat the option: -p {text}" if text in registry.POLICIES or ":" in text else ""
+        raise ValueError(f"{text!r} is not KEY=VALUE or POLICY.KEY=VALUE{also}")
     return name, key, value
 
 

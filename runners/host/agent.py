@@ -232,8 +232,8 @@ class Agent:
         except StokerError as error:
             log.warning("%s; what lies here stays here", error, extra={"action": "unreachable"})
             return True
-        if answer is None:  # it may come back, and is waited for as long as `HandedBack` says
-            return False
+        if answer is None:  # a node that is handed back may leave checkpoints with it, and waits as long as `HandedBack` says
+            return not self.handed_back
         self._want(answer)
         return not answer.send
 

@@ -201,6 +201,7 @@ class Outbox:
             self._try_later(error)
             return None
         self._backoff.reset()
+        self.retry_at = 0.0
         return answer
 
     def flush(self, runs: Iterable[Run], left: bool = False) -> bool:

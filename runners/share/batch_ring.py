@@ -119,7 +119,7 @@ class BatchRing:
                 self._words[self._at(self.row) + 1] = 0
                 self._unlock(_LOCK_ROW + self.row)
                 self.row = -1
-                if not self._living():
+                if not self._living() and self.in_place:  # else the file is another ring, of members who came later
                     with contextlib.suppress(OSError):
                         self.path.unlink()
         del self._slept_on

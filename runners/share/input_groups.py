@@ -53,13 +53,16 @@ class InputGroups:
         """Remove rings without a living member. A job that has just opened one notices that, and makes another."""
         for ring in self._place.glob("*/*.ring"):
             if not living(ring):
+                ring.unlink(missing_ok=True)
                 clear(ring)
 
 
 def clear(ring: Path) -> None:
-    """Remove a ring and its description, the group's directory after the last one, and the home's after the last group."""
-    for file in (ring, ring.with_suffix(".json")):
-        file.unlink(missing_ok=True)
+    """Remove the description of a ring that is gone, the group's directory after the last one, and the home's after the last group.
+
+    Not the ring: another member may have made it anew, and who joins later would not find that one.
+    """
+    ring.with_suffix(".json").unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         ring.parent.rmdir()
         ring.parent.parent.rmdir()

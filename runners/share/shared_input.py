@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 _LONGEST_START = 60.0  #: seconds for which the first job waits for those that start beside it
 _CHECK_INTERVAL = 0.05
+_REMOVAL_PATIENCE = 1.0  #: seconds of trying to join while others remove directories
 _TOLD = 5.0  #: seconds between reports
 
 Description = Mapping[str, Any]  #: properties of batches, by names for people; JSON
@@ -62,14 +63,17 @@ class SharedInput:
         return shared
 
     def _enter(self, lease: int, first: int, description: Description) -> None:
+        until = time.monotonic() + _REMOVAL_PATIENCE
         while True:
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             try:
+                self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 if any(folder.stat().st_uid != os.getuid() for folder in (self._path.parent, self._path.parent.parent)):
                     raise NoRoom(f"{self._path.parent} belongs to another user")  # whose pickles are not to be read
                 self._opened = BatchRing(self._path, self._memory)
-            except FileNotFoundError:
-                continue  # the last member has just removed the directory
+            except (FileNotFoundError, FileExistsError):
+                if time.monotonic() > until:
+                    raise
+                continue  # the last member has just removed a directory
             self._opened.enter(lease, first)
             if self._opened.in_place:
                 break

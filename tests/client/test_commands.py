@@ -64,6 +64,10 @@ def test_a_retry_that_is_sent_twice_submits_once(jobs: Jobs) -> None:
     jobs.ended(second)
     (other,) = jobs.client.post(f"/v1/jobs/{second}/retry", {"key": "k"})["jobs"]
     assert not other["existing"] and other["of"] == second
+    own = jobs.shell("own", "exit 1", idempotency_key="k/nightly")  # no retry's key, though it begins like one
+    jobs.ended(own)
+    (fresh,) = jobs.client.post(f"/v1/jobs/{own}/retry", {"key": "k"})["jobs"]
+    assert not fresh["existing"] and fresh["of"] == own
 
 
 def test_a_retry_by_name_that_is_sent_twice_submits_once(stoker: Stoker, jobs: Jobs) -> None:

@@ -103,7 +103,7 @@ def test_a_daemon_that_stays_away_is_one_exception(start_daemon, home: Home) -> 
     with client.Client(home=home.path, patience=0.2) as connected:
         job = connected.submit(command="true", hold=True)
         daemon.kill()
-        with pytest.raises(client.Unreachable, match="start it with 'stoker up --detach'"):
+        with pytest.raises(client.Unreachable, match="where 'stoker up' runs, wait some seconds for the next one, else start it with"):
             job.wait()
         with pytest.raises(client.Unreachable, match="start it with"):
             connected.submit(command="true")

@@ -201,8 +201,11 @@ def test_names_of_a_functions_own_are_not_the_notebooks() -> None:
         "    def inner(row):\n"
         "        return [other * TIMES for other in (x, f, row)]\n"
         "    return inner(sys.maxsize)\n",
+        "class Both:\n    BASE = BASE\n    def read(self):\n        return self.BASE\n",
+        "def both():\n    return Both().read()\n",
     )
     assert cells(own["add"]).splitlines()[:3] == ["BASE = 2", "TIMES = 3", ""]
+    assert cells(own["both"]).splitlines()[:2] == ["BASE = 2", ""], "a class has the notebook's until it has its own"
 
 
 def test_a_function_of_a_prompt_has_no_source() -> None:

@@ -200,6 +200,7 @@ def test_settings_reach_the_policies_that_have_the_key() -> None:
         (["srtf"], ["srtf.unknwon=5"], "srtf: unknwon: unknown configuration key; did you mean 'unknown'"),
         (["srtf,hysteresis=0"], [], "srtf: hysteresis: 0.0 is outside its range 1.0 to 100.0"),
         (["srtf,hysteresis"], [], "'hysteresis' is not KEY=VALUE"),
+        (["fifo,srtf"], [], "'srtf' is not KEY=VALUE or POLICY.KEY=VALUE; for another policy repeat the option: -p srtf"),
         (["fifo", "fifo"], [], "fifo is given twice"),
         (["srtf", "srtf,hysteresis=2"], [], "srtf and srtf,hysteresis=2 are the same; tell them apart"),
         (["fifo", "stoker.policies.fifo:Fifo"], [], "fifo and stoker.policies.fifo:Fifo are the same"),
@@ -306,7 +307,7 @@ def test_rows_of_a_file_that_are_no_jobs_are_told(stoker: Callable[..., Told], t
     ("arguments", "code", "says"),
     [
         (["-p", "fifo", "-n", "8"], 2, "--nodes: '8' is not NODESxGPUS"),
-        (["-p", "tiresia", "-n", "1x2"], 2, "no policy is named 'tiresia'"),
+        (["-p", "tiresia", "-n", "1x2"], 3, "no policy is named 'tiresia'"),
         (["-p", "fifo", "-n", "1x2", "--suspend", "soon"], 2, "must be a duration such as"),
         (["-p", "fifo", "-n", "1x2", "--unknown-share", "2"], 2, "--unknown-share"),
         (["-n", "1x2"], 2, "--policy"),
@@ -600,6 +601,20 @@ def test_the_report_says_what_failed(stoker: Callable[..., Told], trace: str, tm
     printed, words = err.strip().split("\nstoker: error: ")  # what a policy prints is no part of what is told
     assert code == 1 and printed == "this is no JSON" and words.startswith("foreign_policies:Raises, seed 0: ")
     assert f'<p class="bad">{html.escape(words)}</p>' in (tmp_path / "report" / "index.html").read_text()
+
+
+@pytest.mark.parametrize("line", [["simulate"], ["tune", "--dry-run", "--trials", "2", "--trace"]], ids=["simulate", "tune"])
+def test_what_a_policy_prints_spoils_no_json(line: list[str], trace: str, tmp_path: Path, home: Home) -> None:
+    """Neither when it is imported, nor when it is made, nor when it plans, in this process or in another."""
+    says = "print('no JSON')"
+    (tmp_path / "talks.py").write_text(
+        f"from stoker.policies.srtf import Srtf\n{says}\nclass Talks(Srtf):\n    def __init__(self, config):\n        {says}\n"
+        f"        super().__init__(config)\n    def plan(self, view):\n        {says}\n        return super().plan(view)\n"
+    )
+    more = [trace, "-n", "1x2", "-p", "talks:Talks", "--json", *(["--no-store"] if line == ["simulate"] else [])]
+    argv = [sys.executable, "-m", "stoker", "--home", str(home.path), *line, *more]
+    done = subprocess.run(argv, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and json.loads(done.stdout)["simulated"] and done.stderr.count("no JSON\n") >= 3, done.stderr
 
 
 def test_curves_of_runs_that_were_cut_off_reach_to_the_cut() -> None:

@@ -336,7 +336,7 @@ COMMANDS = {
     "a role that is none": (["token", "create", "x", "--role", "root"], 2),
     "a backup where nothing can be": (["backup", "no/such/dir/x.duckdb"], 2),
     "a backup over the database": (["backup", "DATABASE"], 2),
-    "a query file that is none": (["sql", "-f", "nope.sql"], 2),
+    "a query file that is none": (["sql", "-f", "nope.sql"], 3),
     "a home that is a file": (["--home", "/etc/passwd", "ps"], 6),
     "a URL that is none": (["--url", "tcp//:x", "ps"], 2),
     "a port where nobody is": (["--url", "http://127.0.0.1:1", "ps"], 6),
@@ -665,4 +665,4 @@ def _told_everywhere(live: Live, name: str, error: str, waiting: int) -> None:
 )  # fmt: skip
 def test_policies_that_cannot_be_loaded_are_refused(live: Live, stoker: Callable[..., Said], name: str, words: str) -> None:
     said = stoker("policy", "set", name)
-    assert said.code == 2 and words in said.line
+    assert said.code == (3 if words == "no policy is named" else 2) and words in said.line

@@ -69,6 +69,11 @@ def test_a_socket_in_use_is_not_taken_away(home: Home) -> None:
         assert said.code == 4 and f"--tcp {address}: Address already in use" in said.line
 
 
+def test_an_address_of_another_host_is_refused_before_a_database_is_made(home: Home) -> None:
+    said = refused(home, "--tcp", "192.0.2.1:7465")
+    assert said.code == 2 and "--tcp 192.0.2.1:7465: " in said.line and not home.database.exists()
+
+
 @pytest.mark.parametrize("address", ["here", "127.0.0.1:", ":99", "127.0.0.1:port", "127.0.0.1:70000"])
 @pytest.mark.sampled(2)
 def test_addresses_that_are_none(home: Home, address: str) -> None:

@@ -29,7 +29,7 @@ from stoker.engine.jobs.schedule_rows import NewSchedule, add_schedule
 from stoker.engine.jobs.states import State
 from stoker.engine.jobs.submission import SubmitRequest, submit
 from stoker.engine.protocol import VERSION, GpuInfo, Hello, Report
-from stoker.engine.scheduling import ticks
+from stoker.engine.scheduling import policy_errors, ticks
 from stoker.engine.scheduling.policy_errors import would_fail
 from stoker.engine.scheduling.policy_settings import PolicySetting, set_policy
 from stoker.engine.scheduling.ticks import Scheduling
@@ -495,6 +495,17 @@ class TestScheduling:
         let_go.set()
         assert scheduling.would_fail("default", Fifo(Fifo.Config()), "fifo") is None
 
+    def test_an_error_without_words_is_told_by_its_name(self, scheduling):
+        class Wordless(Exception):
+            def __str__(self):
+                raise KeyError("none")
+
+        class Raises(Fifo):
+            def plan(self, view):
+                raise Wordless
+
+        assert would_fail(Raises(Fifo.Config()), scheduling.look("default").view).startswith("Wordless: its own words fail (test_daemon.py")
+
     def test_a_policy_on_trial_that_computes_for_ever_is_stopped(self, scheduling):
         class Spins(Fifo):
             def plan(self, view):
@@ -519,14 +530,27 @@ class TestScheduling:
         put(store, JobSpec(name="j", recipe="toy"))
         store.write(set_policy, PolicySetting("default", "stuck_policies:Stuck", 0.01, {}, "ann"))
         scheduling.reload()
+        monkeypatch.setattr(policy_errors, "ANSWER_SECONDS", 0.05)
+        scheduling._take_up(scheduling._pools["default"])
+        said = [scheduling.foresee([JobSpec(name="k", recipe="toy")])[0][1]]
+        assert scheduling.held_back("default", 1) is None, "also who asks beside the ticks gets an answer"
+        let_go = scheduling._pools["default"].setting.loaded.policy.plan.__globals__["let_go"]
+        let_go.set()
+        until(lambda: not any(thread.name == "policy is asked" for thread in threading.enumerate()))
+        monkeypatch.setattr(policy_errors, "ANSWER_SECONDS", patient(30))
+        said.append(scheduling.foresee([JobSpec(name="k", recipe="toy")])[0][1])
+        assert said[0].endswith("cannot say: it does not answer within 0.05 s") and "cannot say: KeyboardInterrupt: " in said[1]
+        until(lambda: not any(thread.name == "policy is asked" for thread in threading.enumerate()))
+        let_go.clear()
         before = threading.active_count()
         for _ in range(3):
             scheduling.tick("default")
         (pool,) = scheduling.in_force()
+        assert "fails, so nothing starts there" in scheduling.foresee([JobSpec(name="k", recipe="toy")])[0][1], "nor is it asked then"
         assert pool["error"] == "it does not answer within 0.05 s" and "repair it and set it again" in pool["remedy"]
         assert threading.active_count() <= before + 1, "it is not asked again before it is back"
         monkeypatch.setattr(ticks, "LONGEST_ANSWER", patient(30))
-        scheduling._pools["default"].setting.loaded.policy.plan.__globals__["let_go"].set()
+        let_go.set()
         until(lambda: threading.active_count() == before)
         scheduling.tick("default")
         assert scheduling.in_force()[0]["error"].startswith("KeyboardInterrupt: (stuck_policies.py, line 7")

@@ -134,6 +134,15 @@ def test_an_array_of_which_tasks_were_cancelled_is_not_called_completed(store: S
     assert row["array_finished_at"] > row["finished_at"]  # the row is its first task's, which ended before the others
 
 
+def test_an_array_has_the_number_of_its_first_task_also_where_only_later_ones_are_listed(store: Store) -> None:
+    jobs = submit_array(store, "sweep", 3)
+    store.write(control, Control("cancel", (jobs[0],), "ann"))
+    (row,) = objects(store, "api/jobs", False, 1e12, None, None, True, 10, None, None, None)
+    number = next(column for column in job_columns.listed(0.0) if column.header == "ID")
+    assert row["id"] == jobs[1] and number.text({**row, "collapsed": True}) == str(jobs[0]), "as the one that ended before is not"
+    assert number.text(row) == str(jobs[1])
+
+
 def test_an_array_tells_how_many_of_its_tasks_are_held_and_what_has_ended_is_held_no_more(store: Store) -> None:
     jobs = submit_array(store, "sweep", 3)
     store.write(control, Control("hold", tuple(jobs), "ann"))

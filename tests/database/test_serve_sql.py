@@ -7,7 +7,7 @@ from pathlib import Path
 import duckdb
 import pytest
 from stoker.engine.adhoc.quack import open_copy, serve
-from stoker.engine.errors import UsageError
+from stoker.engine.errors import NotFound, UsageError
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def test_missing_extension_says_what_to_install(copy: Path, tmp_path: Path, monk
 
 
 def test_missing_copy_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"nothing\.duckdb: no such file"):
+    with pytest.raises(NotFound, match=r"nothing\.duckdb: no such file"):
         open_copy(tmp_path / "nothing.duckdb")
 
 

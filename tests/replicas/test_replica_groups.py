@@ -14,6 +14,7 @@ from afar import Clock, Daemon
 from scripted import run
 from spec_as_yaml import dump
 from stoker.engine.api.jobs.retries import Retry, _again
+from stoker.engine.config import Config, PolicyDefault
 from stoker.engine.errors import Conflict, UsageError
 from stoker.engine.fleet import registration
 from stoker.engine.fleet.board import Board
@@ -21,10 +22,12 @@ from stoker.engine.forecast.explain import explain
 from stoker.engine.jobs.control import Control, control
 from stoker.engine.jobs.submission import SubmitRequest, submit
 from stoker.engine.protocol import Assignment, Record, Records, Report
+from stoker.engine.scheduling.ticks import Scheduling
 from stoker.engine.scheduling.view import snapshot
 from stoker.engine.spec.build import Context
 from stoker.engine.spec.model import JobSpec, Provenance, Submission
 from stoker.engine.spec.reading.load import load_text
+from stoker.engine.tasks import Tasks
 from stoker.policies import registry
 from stoker.runners.replicas.replica_trainer import ReplicaTrainer
 from stores import reopened
@@ -100,6 +103,28 @@ def test_a_view_names_the_groups_that_train_while_some_of_their_tasks_wait(daemo
     daemon.grant(second, "h2")
     daemon.grant(array[0], "h3")
     assert groups() == dict.fromkeys((first, second, third), first)
+
+
+@pytest.mark.parametrize("policy", ["gandiva", "las", "tiresias"])
+def test_a_later_job_gets_the_gpu_of_a_replica_though_another_of_the_group_waits_before_it(daemon: Daemon, policy: str) -> None:
+    group = submitted(daemon)
+    lease = daemon.grant(group[0], "h1")
+    daemon.tell("h1", lease, "running", Clock.now)
+    daemon.store.write(lambda tx, _: [tx.update("nodes", ["id"], [{"id": node, "state": "draining"} for node in ("h2", "h3")])], None)
+    clock = Clock()
+    clock.now += 50_000.0
+    scheduling = Scheduling(daemon.store, Tasks(lambda *_: None), Config(policy=PolicyDefault(policy)), clock)
+    scheduling.reload()
+    scheduling.tick("default")
+    said = "SELECT j.state, w.reason FROM jobs j LEFT JOIN waiting w ON w.job_id = j.id ORDER BY j.id"
+    reason = f"job {group[0]} is a replica of the same group and goes on"
+    with daemon.store.read() as con:
+        assert con.execute(said).fetchall() == [("running", None), ("pending", reason), ("pending", reason)]
+    submitted(daemon, "name: other\nrecipe: toy")
+    scheduling.tick("default")
+    with daemon.store.read() as con:
+        states = con.execute(said).fetchall()
+    assert states[0] == ("suspending", None) and states[3] == ("pending", f"waits for job {group[0]} to stop")
 
 
 def test_tasks_that_never_ran_end_with_the_group(daemon: Daemon) -> None:

@@ -175,6 +175,47 @@ def test_a_directory_that_goes_while_a_member_joins_is_made_anew(tmp_path: Path,
     shared = SharedInput.join(group(tmp_path), {}, 0)
     assert shared is not None and taken == [1]
     shared.close()
+    made = Path.mkdir
+
+    def gone_meanwhile(path: Path, *given: Any, **options: Any) -> None:
+        monkeypatch.setattr(Path, "mkdir", made)
+        raise FileExistsError(path)  # by pathlib: it was there when it was to be made, and was not when that was looked at
+
+    monkeypatch.setattr(Path, "mkdir", gone_meanwhile)
+    shared = SharedInput.join(group(tmp_path), {}, 0)
+    assert shared is not None
+    shared.close()
+
+
+def test_who_leaves_a_ring_that_was_removed_leaves_the_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "ring"
+    former = BatchRing(path, 8 << 20)
+    former.enter(1, 0)
+    path.unlink()
+    present = BatchRing(path, 8 << 20)
+    present.enter(2, 0)
+    former.leave()
+    assert present.in_place
+    present.leave()
+    assert not path.exists()
+
+
+def test_who_joins_while_the_last_one_leaves_is_found_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    last = SharedInput.join(group(tmp_path), {}, 0)
+    assert last is not None
+    joined: list[SharedInput | None] = []
+
+    def clear(ring: Path) -> None:
+        joined.append(SharedInput.join(group(tmp_path), {}, 0))
+        input_groups.clear(ring)
+
+    monkeypatch.setattr(shared_input, "clear", clear)
+    last.close()
+    monkeypatch.undo()
+    (new,) = joined
+    assert new is not None and new._ring.in_place
+    new.close()
+    assert not list(tmp_path.rglob("*.ring"))
 
 
 def test_functions_and_what_they_are_made_of_tell_batches_apart() -> None:

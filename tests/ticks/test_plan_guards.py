@@ -10,7 +10,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stoker.engine.scheduling.guards import Actions, Evictions, Joined, PlannedStop, PreemptionLimits, Start, next_look, protect, reconcile
+from stoker.engine.scheduling.guards import (
+    Actions,
+    Evictions,
+    Joined,
+    PlannedStop,
+    PreemptionLimits,
+    Start,
+    in_vain,
+    next_look,
+    protect,
+    reconcile,
+)
 from stoker.engine.scheduling.plan_check import PlanError, check
 from stoker.policies.contract import Allocation, Group, Phase, Plan, plan_of
 from views import NOW, Job, World, make_view, views
@@ -43,12 +54,13 @@ def test_an_eviction_stops_now_and_starts_later():
 
 
 def test_a_replica_does_not_give_way_to_another_of_its_group():
-    view = make_view((2,), [Job(1, held=(0,)), Job(2, held=(1,)), Job(3), Job(4)])
-    plan = plan_of(view, {3: Allocation((0,)), 4: Allocation((1,))})
-    group = {1: 1, 3: 1, 4: 1}
-    actions = reconcile(view, plan, FREE, Evictions(), group)
-    assert actions.stops == [(2, "preempted", 4)], "of another group, or of none, it does"
-    assert actions.deferred == [(3, "job 1 is a replica of the same group and goes on"), (4, "waits for job 2 to stop")]
+    view = make_view((3,), [Job(1, held=(0,)), Job(2, held=(1,)), Job(3), Job(4), Job(5), Job(6)])
+    group = {1: 1, 3: 1, 5: 1, 6: 1, 4: 4}
+    plan = plan_of(view, {3: Allocation((0,)), 4: Allocation((1,)), 6: Allocation((2,))})
+    why = "job 1 is a replica of the same group and goes on"
+    assert in_vain(view, plan, group) == {3: why, 5: why}, "another place is as good for one of them, and others give way"
+    assert in_vain(view, plan_of(view, {4: Allocation((0,)), 3: Allocation((1,))}), group) == {}
+    assert in_vain(view, plan_of(view, {1: Allocation((2,)), 3: Allocation((0,))}), group) == {}, "the one that moves goes on too"
 
 
 def test_a_job_left_out_goes_on_while_nobody_wants_its_gpus():

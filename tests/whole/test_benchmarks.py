@@ -97,8 +97,9 @@ DRAWN = {"unisched": ["figure-5.10d.png", "figure-front.png"]}
 def run(name: str, *arguments: str) -> str:
     command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *TINY[name], *arguments]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=patient(580), check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
+        command, capture_output=True, text=True, timeout=patient(580), check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "STOKER_DEBUG": "1"},
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -134,6 +135,7 @@ def signals() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+    sys.excepthook = sys.__excepthook__
 
 
 def benchmark(name: str) -> Any:
@@ -159,6 +161,21 @@ def test_the_crash_test_finds_all_that_it_imports() -> None:
     """It is started as a program, without pytest's paths."""
     asked = subprocess.run([sys.executable, BENCHMARKS / "chaos.py", "--help"], capture_output=True, text=True, check=False)
     assert asked.returncode == 0 and "--rounds" in asked.stdout, asked.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "says"),
+    [
+        (["accuracy", "--traces", "/nowhere"], 2, "argument --traces: /nowhere: there is no such directory"),
+        (["simulator", "--nodes", "2y8"], 1, "simulator.py: error: nodes: '2y8' is not NODESxGPUS"),
+    ],
+)
+def test_a_wrong_option_gets_one_line(line: list[str], code: int, says: str) -> None:
+    name, *options = line
+    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *options]
+    env = {name: value for name, value in os.environ.items() if name != "STOKER_DEBUG"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == code and says in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 
 def test_tables_are_for_people() -> None:

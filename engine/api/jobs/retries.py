@@ -51,10 +51,9 @@ def _again(call: Call, job: int, asked: Retry, array: bool) -> tuple[Submission,
     tasks = [number for (number,) in store.rows("api/array_tasks", job)]
     found = objects(store, "api/to_retry", (tasks if array else []) or [job])
     provenance = Provenance(argv=[], cwd="/")
-    before = [row for row in found if asked.key and (row["spec"].get("idempotency_key") or "").startswith(f"{asked.key}/")]
-    if before:
-        told = [{**{name: row[name] for name in ("id", "name", "state")}, "existing": True,
-                 "of": int(row["spec"]["idempotency_key"].rpartition("/")[2])} for row in before]  # fmt: skip
+    told = [{**{name: row[name] for name in ("id", "name", "state")}, "existing": True, "of": retried} for row in found
+            if asked.key and (retried := _retried_with(asked.key, row["spec"].get("idempotency_key") or "")) is not None]  # fmt: skip
+    if told:
         return Submission(jobs=[], provenance=provenance), {}, told
     bad = [row for row in found if row["state"] in (State.FAILED, State.CANCELLED)]
     if not bad:
@@ -68,6 +67,12 @@ def _again(call: Call, job: int, asked: Retry, array: bool) -> tuple[Submission,
     for known in objects(store, "api/provenance", bad[0]["id"]):
         provenance = msgspec.convert(known, Provenance)
     return Submission(jobs=specs, provenance=provenance), {row["name"]: row["id"] for row in bad}, []
+
+
+def _retried_with(key: str, made: str) -> int | None:
+    """The job that a job was made to retry, by the key that `_anew` gave it; None: it is of another request, or was not made by one."""
+    begin, _, number = made.rpartition("/")
+    return int(number) if begin == key and number.isdecimal() else None
 
 
 def _not_retried(found: list[dict[str, Any]]) -> str:

@@ -289,6 +289,8 @@ def _change_policy(call: Call, asked: PolicyChange) -> dict[str, Any]:
             auto = Auto(asked.auto, asked.every, asked.objective)
             notes += _about_tuning(call, asked, config)
             store.write(set_policy, PolicySetting(asked.pool, asked.policy, interval, given, call.who.user, loaded.code, auto), urgent=True)
+    except registry.NoSuchPolicy as error:
+        raise NotFound(str(error)) from None
     except (ValueError, KeyError) as error:
         raise UsageError(str(error.args[0])) from None
     row = next(row for row in objects(store, "api/policies") if row["pool"] == asked.pool)

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import click
 
@@ -22,16 +22,17 @@ ALL_ROWS = 1_000_000  #: the most in an answer of the daemon (docs/sql.md)
 EXTRA_WAIT = 30.0  #: seconds granted to the daemon beyond the query's own time limit
 
 
-def _statement(query: str | None, file: BinaryIO | None) -> str:
+def _statement(query: str | None, file: str | None) -> str:
     """The query from the argument, the file, or the pipe."""
     if query is not None and file is not None:
         raise UsageError("give the query or -f FILE, not both")
     if query is None or query == "-":
-        source: BinaryIO = file or sys.stdin.buffer
         if file is None and sys.stdin.isatty():
             raise UsageError('no query: stoker sql "SELECT …", stoker sql -f FILE, or pipe one in')
         try:
-            query = source.read().decode()
+            query = (sys.stdin.buffer.read() if file in (None, "-") else Path(file).read_bytes()).decode()
+        except OSError as error:
+            raise NotFound(f"--file: {file}: {error.strerror}") from None
         except UnicodeDecodeError as error:
             raise UsageError(f"the query is not UTF-8 text: {error}") from None
     if not query.strip():
@@ -41,7 +42,7 @@ def _statement(query: str | None, file: BinaryIO | None) -> str:
 
 @click.command(cls=Command)
 @click.argument("query", required=False)
-@click.option("-f", "--file", type=click.File("rb"), help="Read the query from a file.")
+@click.option("-f", "--file", type=click.Path(), metavar="FILE", help="Read the query from a file.")
 @click.option("-o", "--output", type=click.Choice(["table", "csv", "json", "parquet"]), default="table", show_default=True, help="Format.")
 @click.option("--json", "as_json", is_flag=True, help="The same as -o json: a list of objects.")
 @click.option("--to", type=click.Path(dir_okay=False, path_type=Path), help="Write to a file in place of the terminal.")
@@ -57,7 +58,7 @@ def _statement(query: str | None, file: BinaryIO | None) -> str:
     'echo "FROM queue" | stoker sql',
 )
 def sql(
-    app: App, query: str | None, file: BinaryIO | None, output: str, as_json: bool, to: Path | None, watch: float | None, limit: int | None,
+    app: App, query: str | None, file: str | None, output: str, as_json: bool, to: Path | None, watch: float | None, limit: int | None,
     timeout: float | None,
 ) -> None:  # fmt: skip
     """Query the database: one reading statement, in DuckDB's SQL.

@@ -62,7 +62,8 @@ def _sole(home: Home) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Conflict(f"'stoker up' already runs on {home.path}; end it with 'stoker down', or look with 'stoker status'") from None
+            found = f"'stoker up' already runs on {home.path}, and starts its daemon anew when that dies"
+            raise Conflict(f"{found}; end it with 'stoker down', or look with 'stoker status'") from None
         with suppress(OSError):  # for `down` when no daemon answers; the disk may be full
             os.ftruncate(file.fileno(), 0)
             os.write(file.fileno(), str(os.getpid()).encode())

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ... import format as fmt
-from ...errors import StokerError, UsageError
+from ...errors import NotFound, StokerError, UsageError
 from ..command import App, CommandEnded
 from ..output import Answer, Row, console, note, print_table, section, write
 from ..running.policy import PolicyName
@@ -89,12 +89,14 @@ def study_options(*, until: bool) -> Callable[[F], F]:
 
 def make_study(workload: Workload, cluster: Cluster, given: Mapping[str, Any], source: WorkloadSource) -> Study:
     """The study of the options; UsageError names their mistake."""
-    from ....policies.registry import POLICIES
+    from ....policies.registry import POLICIES, NoSuchPolicy
     from ...autosched.simulated_tuning import make_control
     from ...sim.study import Study, choose, runs_of
 
     try:
         choices = choose(given["policies"], given["settings"])
+    except NoSuchPolicy as error:
+        raise NotFound(str(error)) from None
     except ValueError as error:
         raise UsageError(str(error)) from None
     if given["strict"]:

@@ -13,7 +13,7 @@ import click
 
 from ....policies.autosched.objectives import OBJECTIVES
 from ... import format as fmt
-from ...errors import StokerError, UsageError
+from ...errors import NotFound, StokerError, UsageError
 from ..command import App, Command, examples, pass_app
 from ..output import Answer, Column, Row, json_option, note, print_facts, print_table, section, write
 from ..running.policy import PolicyName
@@ -104,13 +104,15 @@ def _ranges(texts: tuple[str, ...]) -> dict[str, tuple[float, float]]:
 
 
 def _trace(app: App, given: Mapping[str, Any], only: tuple[str, ...], ranges: Mapping[str, tuple[float, float]]) -> Answer:
+    from ....policies.own import prints_aside
     from ...autosched.search_process import SearchFailed, find_apart
     from ...autosched.summary import summary_of
 
     if given["nodes"] is None or given["policy"] is None:
         raise UsageError("--trace: needs the cluster and the policy too, such as -n 4x8 -p tiresias")
     head = on_ray(given)
-    request, words = _request(app, given, only, ranges)
+    with prints_aside():
+        request, words = _request(app, given, only, ranges)
     request = dataclasses.replace(request, ray=head)
     note(words)
     started = time.monotonic()
@@ -127,6 +129,7 @@ def _request(
     app: App, given: Mapping[str, Any], only: tuple[str, ...], ranges: Mapping[str, tuple[float, float]]
 ) -> tuple[SearchRequest, str]:
     """The moment of the trace, and the words on what is expected then."""
+    from ....policies.registry import NoSuchPolicy
     from ...autosched.moment_of_trace import DailyPredictor, situation_of, stand_at
     from ...autosched.search_process import SearchRequest
     from ...sim.run_options import Options
@@ -142,6 +145,8 @@ def _request(
         raise UsageError(f"{trace.name} has no jobs")
     try:
         choice = choose([given["policy"]], [])[0]
+    except NoSuchPolicy as error:
+        raise NotFound(f"--policy: {error}") from None
     except ValueError as error:
         raise UsageError(f"--policy: {error}") from None
     if choice.auto:
