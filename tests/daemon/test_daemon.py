@@ -536,6 +536,8 @@ class TestScheduling:
         assert scheduling.held_back("default", 1) is None, "also who asks beside the ticks gets an answer"
         let_go = scheduling._pools["default"].setting.loaded.policy.plan.__globals__["let_go"]
         let_go.set()
+        until(lambda: not any(thread.name == "policy is asked" for thread in threading.enumerate()))
+        monkeypatch.setattr(policy_errors, "ANSWER_SECONDS", patient(30))
         said.append(scheduling.foresee([JobSpec(name="k", recipe="toy")])[0][1])
         assert said[0].endswith("cannot say: it does not answer within 0.05 s") and "cannot say: KeyboardInterrupt: " in said[1]
         until(lambda: not any(thread.name == "policy is asked" for thread in threading.enumerate()))
@@ -547,6 +549,7 @@ class TestScheduling:
         assert "fails, so nothing starts there" in scheduling.foresee([JobSpec(name="k", recipe="toy")])[0][1], "nor is it asked then"
         assert pool["error"] == "it does not answer within 0.05 s" and "repair it and set it again" in pool["remedy"]
         assert threading.active_count() <= before + 1, "it is not asked again before it is back"
+        monkeypatch.setattr(ticks, "LONGEST_ANSWER", patient(30))
         let_go.set()
         until(lambda: threading.active_count() == before)
         scheduling.tick("default")

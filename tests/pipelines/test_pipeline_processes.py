@@ -405,7 +405,7 @@ def test_workers_do_not_outlive_a_parent_that_dies(ends: str, tmp_path: Path) ->
 
 
 FORKED = """
-import multiprocessing
+import multiprocessing, os, sys
 from stoker.engine.errors import StokerError
 from stoker.runners.loaders.pipeline import Pipeline
 from stoker.runners.loaders.stages import Map, Source
@@ -419,7 +419,12 @@ def first(tag):
 
 if __name__ == "__main__":
     first("before")
-    for daemon in (False, True):
+    if sys.argv[1] == "os":
+        if not (child := os.fork()):
+            first("fork")
+            os._exit(0)
+        os.waitpid(child, 0)
+    for daemon in (False, True) if sys.argv[1] == "multiprocessing" else ():
         child = multiprocessing.get_context("fork").Process(target=first, args=(f"daemon={daemon}",), daemon=daemon)
         child.start()
         child.join()
@@ -427,12 +432,21 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
-def test_a_fork_has_processes_of_its_own_or_is_told_why_not(tmp_path: Path) -> None:
+def forks(tmp_path: Path, how: str) -> list[str]:
     script = tmp_path / "forked.py"
     script.write_text(FORKED)
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=LONG, check=True)
-    *lines, daemon, after = done.stdout.splitlines()
+    return subprocess.run([sys.executable, str(script), how], capture_output=True, text=True, timeout=LONG, check=True).stdout.splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.nightly  # by multiprocessing: below
+def test_a_fork_that_nobody_told_python_of_has_processes_of_its_own(tmp_path: Path) -> None:
+    assert forks(tmp_path, "os") == [f"{tag} [0, 1, 2]" for tag in ("before", "fork", "after")]
+
+
+@pytest.mark.slow
+def test_a_fork_has_processes_of_its_own_or_is_told_why_not(tmp_path: Path) -> None:
+    *lines, daemon, after = forks(tmp_path, "multiprocessing")
     assert [*lines, after] == [f"{tag} [0, 1, 2]" for tag in ("before", "daemon=False", "after")]
     assert "daemonic processes are not allowed to have children" in daemon
     assert "use processes=False here" in daemon

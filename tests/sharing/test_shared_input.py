@@ -297,9 +297,9 @@ def test_members_of_a_sweep_end_as_alone_also_when_one_is_killed(jobs: Jobs, hom
     assert made >= STEPS and not found  # stages make some ahead
     victim = jobs.submit(**member("victim", 0.01, stop={"iterations": 100_000}, **block))
     rest = jobs.submit_all(*(member(f"lr{number}", lr, **block) for number, lr in enumerate((0.03, 0.1))))
+    words = f"; shares its input sweep, with 2 jobs here ({victim}, {rest[1]})"
+    until(lambda: words in jobs.client.get(f"/v1/jobs/{rest[0]}/explain")["summary"])  # before they train: that takes a moment only
     until(lambda: jobs.sql(f"SELECT max(step) FROM metrics WHERE job_id = {rest[0]}")[0][0])
-    said = jobs.client.get(f"/v1/jobs/{rest[0]}/explain")["summary"]
-    assert f"; shares its input sweep, with 2 jobs here ({victim}, {rest[1]})" in said
     os.kill(rank_of(jobs, victim), signal.SIGKILL)
     assert [jobs.ended(job)["state"] for job in rest] == ["completed"] * 2
     assert same(weights(home, alone), weights(home, rest[0]))

@@ -20,7 +20,7 @@ from stoker.runners.lease import processes
 from stoker.runners.lease.rundir import RunDir
 from stoker.runners.share.command_turns import below
 from stoker.runners.share.turn import Turn, look
-from waiting import patient, until
+from waiting import PATIENCE, patient, until
 
 #: Two processes, of which one hides in a session of its own; each counts in a file. SIGTERM: a last word.
 COUNTS = """
@@ -200,7 +200,7 @@ def test_equals_change_by_time(command, takes) -> None:
     code += "    turn.take(); time.sleep(0.005); turn.give(); n += 1\nprint(n)\n"
     other, before = takes(code, 0), one.count()
     steps = int(other.stdout.readline())
-    assert steps > 40 and one.count() - before > 200, (steps, one.count() - before)
+    assert steps > 40 / PATIENCE and one.count() - before > 200 / PATIENCE, (steps, one.count() - before)
 
 
 def test_a_script_with_yield_points_takes_turns_by_itself(command, takes, tmp_path: Path) -> None:
