@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -186,7 +187,13 @@ class Store:
         """
         acknowledged = Acknowledged(path)
         known = acknowledged.read()
-        con, lost = _opened(path, known, backups, config, prepare, reserve, accept_loss=accept_loss)
+        opened = partial(_opened, path, known, backups, config, prepare, reserve, accept_loss=accept_loss)
+        try:
+            con, lost = opened()
+        except NoRoom:
+            if reserve is None or not reserve.size:
+                raise
+            con, lost = opened()  # a job has taken the room meanwhile
         store = cls(con, path, config=config, prepare=prepare, acknowledged=acknowledged, reserve=reserve, **options)
         store.lost = lost
         if reserve is not None and room(path.parent).state == "full":

@@ -325,7 +325,7 @@ COMMANDS = {
     "a query that may take NaN seconds": (["sql", "--timeout", "nan", "SELECT 1"], 2),
     "looks at NaN seconds": (["top", "--interval", "nan"], 2),
     "waiting for NaN seconds": (["drain", "--wait", "--timeout", "inf", "here"], 2),
-    "a policy that is none": (["policy", "set", "tiresais"], 2),
+    "a policy that is none": (["policy", "set", "tiresais"], 3),
     "a key that is none": (["policy", "set", "fifo", "backfil=true"], 2),
     "a value that is none": (["policy", "set", "fifo", "backfill=perhaps"], 2),
     "half a setting": (["policy", "set", "fifo", "backfill"], 2),

@@ -8,9 +8,11 @@ from collections.abc import Callable
 import pytest
 from e2e import DaemonProcess, Jobs, RunnerProcess, command, until
 from small_disk import Quota, SmallDisk
+from stoker.engine.disk_room import Room, room
 from stoker.engine.errors import NoRoom, StoreError
 from stoker.engine.home import Home
 from stoker.engine.jobs.notes import Note, note
+from stoker.engine.store import store as store_module
 from stoker.engine.store.disk_watch import DiskWatch
 from stoker.engine.store.reserve import Reserve
 from stoker.engine.store.store import Store
@@ -85,6 +87,21 @@ def test_the_log_is_not_folded_in_while_the_disk_is_full(disk: SmallDisk | Quota
     for _ in range(9):
         store.write(note, words)
     assert store.refused is None and (not log.exists() or log.stat().st_size < 128_000), "as before"
+    store.close()
+
+
+def test_a_job_fills_the_disk_while_the_database_is_opened(disk: SmallDisk | Quota, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    if isinstance(disk, Quota):
+        pytest.skip("needs a disk that can be filled: a mount")
+    reserve = Reserve(home.path)
+    Store.open(home.database, reserve=reserve).close()
+    reserve.make()
+    disk.fill(0)
+    seen = [Room(1 << 30, 1 << 30)]
+    monkeypatch.setattr(store_module, "room", lambda path: seen.pop() if seen else room(path))
+    store = Store.open(home.database, reserve=reserve)
+    store.write(note, Note("test", "t", "x"), urgent=True)
+    assert not seen and store.failed is None
     store.close()
 
 
