@@ -58,11 +58,15 @@ class Questions:
         return answers[0]
 
 
-def ask(policy: Policy, view: View) -> Plan:
-    """The plan of a policy that is asked beside its ticks, for a forecast. One of a user's own may hang here too, or raise anything."""
+def ask(policy: Policy, view: View, questions: Questions | None = None, within: float | None = None) -> Plan:
+    """The plan of a policy. One of a user's own may hang, or raise anything: it must keep nobody waiting.
+
+    ``questions``: those of before to this policy, None: it is asked beside its ticks, for a forecast. ``within``: seconds, None:
+    `ANSWER_SECONDS`.
+    """
     if type(policy).__module__.startswith(f"{registry.__package__}."):
         return policy.plan(view)
-    return Questions().plan(policy, view, ANSWER_SECONDS)
+    return (questions or Questions()).plan(policy, view, ANSWER_SECONDS if within is None else within)
 
 
 def words(error: BaseException) -> str:

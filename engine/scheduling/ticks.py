@@ -302,20 +302,15 @@ class Scheduling:
     def _planned(self, state: _Pool, seen: Snapshot) -> tuple[Snapshot, Plan]:
         """The plan, and what it is a plan for: replicas that would only take the place of another of their group are left out, as other
         jobs may wait behind them."""
+        within = max(LONGEST_ANSWER, state.setting.interval)
         while True:
-            plan = check_enacted(check(self._ask(state, seen.view), seen.view, objections=self._objections, apart=self._apart))
+            plan = policy_errors.ask(state.policy, seen.view, state.questions, within)
+            plan = check_enacted(check(plan, seen.view, objections=self._objections, apart=self._apart))
             if not (waits := in_vain(seen.view, plan, seen.replicas)):
                 return seen, plan
             reasons = [(job, "deferred", words) for job, words in waits.items()]
             rows = np.flatnonzero(np.isin(seen.view.jobs.id, list(waits))).tolist()
             seen = without(replace(seen, ineligible=[*seen.ineligible, *reasons]), rows)
-
-    @staticmethod
-    def _ask(state: _Pool, view: View) -> Plan:
-        """The plan of a pool's policy. One of a user's own that hangs must keep neither the pool nor the next setting waiting."""
-        if state.setting.policy in registry.POLICIES:
-            return state.policy.plan(view)
-        return state.questions.plan(state.policy, view, max(LONGEST_ANSWER, state.setting.interval))
 
     def _kept(self, setting: Setting) -> InheritedMemory:
         return self._kept_by(setting.pool, setting.policy, setting.code, setting.config_id)

@@ -202,11 +202,10 @@ def _read(con: duckdb.DuckDBPyConnection, pool: str, now: float) -> _Read:
         bank=bank,
         gains=gains,
         ineligible=[] if schedulable.all() else run(con, "policy/ineligible", pool, now).fetchall(),
-        replicas=_saved_replicas(con, jobs, everything),
-        replica_groups=_replica_groups(con, jobs),
         unsaving=_unsaving(con, jobs, work, floats(nodes["leaves"])[nodes["state"] == "up"], now),
         groups={row: int(jobs["input"][row]) for row in np.flatnonzero(jobs["input"]).tolist()} if len(set(gpus["node_id"])) > 1 else {},
         **_saved(con, jobs),
+        **_replicas(con, jobs, everything),
     )
 
 
@@ -242,20 +241,21 @@ def _saved(con: duckdb.DuckDBPyConnection, jobs: Columns) -> dict[str, Any]:
     return {"saved": saved, "steps": steps}
 
 
-def _replica_groups(con: duckdb.DuckDBPyConnection, jobs: Columns) -> dict[int, int]:
+def _replicas(con: duckdb.DuckDBPyConnection, jobs: Columns, everything: Columns) -> dict[str, Any]:
+    """Of groups of replicas some of whose tasks wait: the group of each replica, of those that train, and the checkpoints of those none of
+    which trains as far as the newest."""
     array, holds = ints(jobs["array_id"]), ints(jobs["lease_id"]) > 0
-    both = np.intersect1d(array[holds], array[~holds & (array > 0)])
-    found = [group for (group,) in run(con, "policy/replicas_of", both.tolist()).fetchall()] if len(both) else []
-    return {int(jobs["id"][row]): int(array[row]) for row in np.flatnonzero(np.isin(array, found)).tolist()}
-
-
-def _saved_replicas(con: duckdb.DuckDBPyConnection, jobs: Columns, everything: Columns) -> list[tuple[int, int, str, int, bool]]:
-    """Checkpoints of groups of replicas none of which trains as far as the newest, while some of their tasks wait."""
-    waiting = np.unique(ints(jobs["array_id"])[ints(jobs["lease_id"]) == 0])
-    rows = np.flatnonzero(np.isin(ints(everything["array_id"]), waiting[waiting > 0]))
-    arrays = {int(everything["array_id"][row]) for row in rows if everything["place"][row] is not None}
-    found = run(con, "policy/replicas_of", sorted(arrays)).fetchall() if arrays else []
-    return run(con, "policy/saved_replicas", [array for (array,) in found]).fetchall() if found else []
+    waiting = np.unique(array[~holds & (array > 0)])
+    training = set(np.intersect1d(waiting, array[holds]).tolist())
+    rows = np.flatnonzero(np.isin(ints(everything["array_id"]), waiting))
+    saved = {int(everything["array_id"][row]) for row in rows if everything["place"][row] is not None}
+    arrays = sorted(training | saved)
+    found = {group for (group,) in run(con, "policy/replicas_of", arrays).fetchall()} if arrays else set()
+    members = np.flatnonzero(np.isin(array, sorted(found & training))).tolist()
+    return {
+        "replica_groups": {int(jobs["id"][row]): int(array[row]) for row in members},
+        "replicas": run(con, "policy/saved_replicas", sorted(found & saved)).fetchall() if found & saved else [],
+    }
 
 
 def _schedulable(jobs: Columns, now: float) -> Bools:
